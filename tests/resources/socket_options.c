@@ -16,7 +16,14 @@
 #define IPV6_FREEBIND 78
 #endif
 
-enum { UDP, UDP_V6, LISTENER, UNIX_ONE, UNIX_OTHER, SOCKETS };
+/* Numbers that the C library's headers may lack. */
+enum { SO_NOFCS_ = 43, SO_TIMESTAMP_NEW_ = 63, SO_TIMESTAMPNS_NEW_ = 64, SO_TIMESTAMPING_NEW_ = 65, SO_TXREHASH_ = 74 };
+enum { IP_RECVERR_RFC4884_ = 26, IP_LOCAL_PORT_RANGE_ = 51 };
+enum { IPV6_FLOWINFO_ = 11, IPV6_ROUTER_ALERT_ISOLATE_ = 30, IPV6_RECVERR_RFC4884_ = 31, IPV6_FLOWINFO_SEND_ = 33 };
+enum { IPV6_RECVFRAGSIZE_ = 77, TCP_FASTOPEN_CONNECT_ = 30, TCP_FASTOPEN_NO_COOKIE_ = 34, TCP_TX_DELAY_ = 37 };
+enum { TCP_RTO_MAX_MS_ = 44, TCP_RTO_MIN_US_ = 45, TCP_DELACK_MAX_US_ = 46 };
+
+enum { UDP, UDP_V6, LISTENER, IDLE, IDLE_V6, UNIX_ONE, UNIX_OTHER, SOCKETS };
 
 static int sockets[SOCKETS], client, accepted, segment_bytes;
 static struct sockaddr_in address = {.sin_family = AF_INET};
@@ -37,6 +44,46 @@ static const struct {
     {LISTENER, IPPROTO_TCP, TCP_MAXSEG, 1000, 600},
     {LISTENER, SOL_SOCKET, SO_INCOMING_CPU, 1, 0},
     {LISTENER, SOL_SOCKET, SO_BUF_LOCK, 1, 0},
+    {UDP, SOL_SOCKET, SO_DEBUG, 1, 0},
+    {UDP, SOL_SOCKET, SO_TIMESTAMPNS_NEW_, 1, 0},
+    {UDP, IPPROTO_IP, IP_OPTIONS, 0x010101, 0x01010101},
+    {UDP, IPPROTO_IP, IP_RECVOPTS, 1, 0},
+    {UDP, IPPROTO_IP, IP_RETOPTS, 1, 0},
+    {UDP, IPPROTO_IP, IP_PASSSEC, 1, 0},
+    {UDP, IPPROTO_IP, IP_CHECKSUM, 1, 0},
+    {UDP, IPPROTO_IP, IP_RECVFRAGSIZE, 1, 0},
+    {UDP, IPPROTO_IP, IP_RECVERR_RFC4884_, 1, 0},
+    {UDP, IPPROTO_IP, IP_LOCAL_PORT_RANGE_, 40000 << 15, 0},
+    {UDP_V6, SOL_SOCKET, SO_NOFCS_, 1, 0},
+    {UDP_V6, SOL_SOCKET, SO_TIMESTAMPING_NEW_, 16, 8},
+    {UDP_V6, IPPROTO_IPV6, IPV6_2292PKTINFO, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_2292HOPOPTS, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_2292DSTOPTS, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_2292RTHDR, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_2292HOPLIMIT, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_FLOWINFO_, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_ROUTER_ALERT_ISOLATE_, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_RECVERR_RFC4884_, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_FLOWINFO_SEND_, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_RECVHOPOPTS, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_RECVRTHDR, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_RECVDSTOPTS, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_RECVPATHMTU, 1, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_ADDR_PREFERENCES, 0x401, 0x402},
+    {UDP_V6, IPPROTO_IPV6, IPV6_RECVFRAGSIZE_, 1, 0},
+    {LISTENER, IPPROTO_TCP, TCP_WINDOW_CLAMP, 20000, 30000},
+    {LISTENER, IPPROTO_TCP, TCP_SAVE_SYN, 1, 0},
+    {LISTENER, IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE_, 1, 0},
+    {LISTENER, IPPROTO_TCP, TCP_TX_DELAY_, 2000, 3000},
+    {LISTENER, IPPROTO_TCP, TCP_RTO_MAX_MS_, 60000, 50000},
+    {LISTENER, IPPROTO_TCP, TCP_RTO_MIN_US_, 100000, 80000},
+    {LISTENER, IPPROTO_TCP, TCP_DELACK_MAX_US_, 100000, 80000},
+    {IDLE, SOL_SOCKET, SO_TIMESTAMP_NEW_, 1, 0},
+    {LISTENER, SOL_SOCKET, SO_TIMESTAMPING, 16, 8},
+    {IDLE, SOL_SOCKET, SO_TXREHASH_, 0, 1},
+    {IDLE, IPPROTO_IP, IP_OPTIONS, 0x010101, 0x01010101},
+    {IDLE, IPPROTO_TCP, TCP_FASTOPEN_CONNECT_, 1, 0},
+    {IDLE_V6, IPPROTO_IPV6, IPV6_MULTICAST_LOOP, 0, 1},
     {UNIX_ONE, SOL_SOCKET, SO_PASSSEC, 1, 0},
     {UNIX_ONE, SOL_SOCKET, SO_BUF_LOCK, 2, 0},
     {UNIX_OTHER, SOL_SOCKET, SO_PASSRIGHTS, 0, 1},
@@ -65,10 +112,14 @@ static void set_up(void) {
     int segment = 1000;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     sockets[UDP] = socket(AF_INET, SOCK_DGRAM, 0), sockets[UDP_V6] = socket(AF_INET6, SOCK_DGRAM, 0);
+    sockets[IDLE] = socket(AF_INET, SOCK_STREAM, 0), sockets[IDLE_V6] = socket(AF_INET6, SOCK_STREAM, 0);
     sockets[LISTENER] = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, &sockets[UNIX_ONE]) == 0);
     for (size_t i = 0; i < OPTIONS; i++)
         REQUIRE(!is_known(i) || setsockopt(sockets[options[i].socket], options[i].level, options[i].name, &options[i].value, sizeof(int)) == 0, "option %zu", i);
+    /* The size of a buffer that the program has chosen, without the mark that it has. */
+    REQUIRE(setsockopt(sockets[IDLE], SOL_SOCKET, SO_RCVBUF, &(int){40000}, sizeof(int)) == 0);
+    REQUIRE(setsockopt(sockets[IDLE], SOL_SOCKET, SO_BUF_LOCK, &(int){0}, sizeof(int)) == 0);
     /* No network has this address. IPV6_FREEBIND allows it. */
     REQUIRE(bind(sockets[UDP_V6], (struct sockaddr *)&address6, sizeof address6) == 0);
     REQUIRE(bind(sockets[LISTENER], (struct sockaddr *)&address, sizeof address) == 0 && listen(sockets[LISTENER], 4) == 0);
@@ -100,6 +151,7 @@ static void check(void) {
         REQUIRE(value == options[i].value, "option %zu is %d", i, value);
         if (options[i].name == SO_PASSRIGHTS) REQUIRE(!sends_descriptor(sockets[UNIX_ONE]) && errno == EPERM, "the receiver accepts descriptors");
     }
+    REQUIRE(option(sockets[IDLE], SOL_SOCKET, SO_RCVBUF) == 80000 && option(sockets[IDLE], SOL_SOCKET, SO_BUF_LOCK) == 0);
     value = option(client, IPPROTO_TCP, TCP_MAXSEG);
     REQUIRE(value == segment_bytes, "segments of %d bytes", value);
     REQUIRE(send(client, "x", 1, 0) == 1 && recv(accepted, &value, 1, 0) == 1);

@@ -267,12 +267,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         reason: "remaining time",
     },
     // Sockets.
-    changes_to(
-        "fd/*/option/SOL_SOCKET/SO_PEERCRED",
-        "outside *",
-        "*",
-        "credentials of a process that a child does not have",
-    ),
+    changes_to("fd/*/option/SOL_SOCKET/SO_PEERCRED", "outside *", "*", "a process that a child does not have"),
     volatile("fd/*/option/SOL_SOCKET/SO_INCOMING_CPU", "the CPU at which the last packet arrived"),
     changes_to("fd/*/peer address", "*", "errno 107", "a connection to a process outside the tree is reset in a child"),
     changes_to(
@@ -285,6 +280,11 @@ pub const TOLERANCES: &[Tolerance] = &[
         field: "fd/*/option/SOL_TCP/TCP_FASTOPEN",
         policy: TolerancePolicy::ConnectedSocket,
         reason: "an accepted connection shows its listener's queue length, and has no queue itself",
+    },
+    Tolerance {
+        field: "fd/*/option/SOL_TCP/TCP_FASTOPEN_NO_COOKIE",
+        policy: TolerancePolicy::ConnectedSocket,
+        reason: "an accepted connection shows its listener's option, and cannot have one itself",
     },
     Tolerance {
         field: "fd/*/ioctl/SIOCOUTQ",
@@ -331,7 +331,14 @@ pub const TOLERANCES: &[Tolerance] = &[
     ),
     known_gap(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
-        "0 -1:-1",
+        "0",
+        "*",
+        "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
+        "a child shows the creator of the other end even if the parent shows none",
+    ),
+    known_gap(
+        "fd/*/peer user and group",
+        "-1:-1",
         "*",
         "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
         "a child shows the creator of the other end even if the parent shows none",
@@ -394,8 +401,8 @@ pub const TOLERANCES: &[Tolerance] = &[
     ),
     known_gap(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
-        "* 0:0",
-        "* 0:0",
+        "*",
+        "*",
         "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
         "a pair made by another process of the tree belongs to the process that restored it",
     ),

@@ -56,6 +56,26 @@ static void copy_descriptor(const struct plan *plan, const struct plan_file_desc
 		CALL1(close, file);
 }
 
+/* Whether a registration with EPOLLONESHOT has reported its event. The kernel has then cleared all of its events, also EPOLLERR
+ * and EPOLLHUP, which every other registration has. */
+static int is_disabled(const struct plan_epoll_entry *watch)
+{
+	return (watch->events & K_EPOLLONESHOT) && !(watch->events & (K_EPOLLERR | K_EPOLLHUP));
+}
+
+/* Adds a disabled registration. The kernel disables one only when it reports an event. So this registers for all events, and
+ * takes the one of a file that is ready, as a socket is for writing. A file that is not ready gets a registration that reports
+ * EPOLLERR and EPOLLHUP, because epoll_ctl(2) cannot leave these out. The instance must have no enabled registration yet. */
+static void add_disabled(const struct plan *plan, const struct plan_epoll_entry *watch)
+{
+	struct k_epoll_event event = { watch->events | K_EPOLL_ALL_EVENTS, watch->data }, taken;
+	check(plan, STEP_EPOLL, CALL4(epoll_ctl, watch->epoll, K_EPOLL_CTL_ADD, watch->target, &event), watch->target);
+	if (CALL4(epoll_wait, watch->epoll, &taken, 1, 0) == 1)
+		return;
+	event.events = watch->events;
+	check(plan, STEP_EPOLL, CALL4(epoll_ctl, watch->epoll, K_EPOLL_CTL_MOD, watch->target, &event), watch->target);
+}
+
 /* Adds an epoll entry. A file that is not open at its registered number gets this number while it is added: an entry
  * keeps the number, and lasts as long as a duplicate of the file is open. */
 static void add_epoll_entry(const struct plan *plan, const struct plan_epoll_entry *watch)
@@ -68,7 +88,10 @@ static void add_epoll_entry(const struct plan *plan, const struct plan_epoll_ent
 		other_flags = CALL3(fcntl, target, 1 /* F_GETFD */, 0);
 		check(plan, STEP_EPOLL, CALL3(dup3, watch->source, target, K_O_CLOEXEC), target);
 	}
-	check(plan, STEP_EPOLL, CALL4(epoll_ctl, watch->epoll, K_EPOLL_CTL_ADD, target, &event), target);
+	if (is_disabled(watch))
+		add_disabled(plan, watch);
+	else
+		check(plan, STEP_EPOLL, CALL4(epoll_ctl, watch->epoll, K_EPOLL_CTL_ADD, target, &event), target);
 	if (watch->source == target)
 		return;
 	if (other_file < 0) {
@@ -90,7 +113,9 @@ void open_descriptors(const struct plan *plan)
 		if (wanted[i].kind == DESCRIPTOR_FROM_PROCESS)
 			copy_descriptor(plan, &wanted[i]);
 	wait_barrier(plan, &barrier_page(plan)->files_copied, plan->process_count);
-	/* Epoll entries are added after the files that they watch. */
-	for (u32 i = 0; i < plan->epolls.count; i++)
-		add_epoll_entry(plan, &watch[i]);
+	/* Epoll entries are added after the files that they watch; disabled ones first. */
+	for (u32 disabled = 2; disabled-- > 0;)
+		for (u32 i = 0; i < plan->epolls.count; i++)
+			if (is_disabled(&watch[i]) == (int)disabled)
+				add_epoll_entry(plan, &watch[i]);
 }

@@ -33,6 +33,55 @@ pub struct UnixSocket {
     pub pending_clients: Vec<u32>,
 }
 
+/// A key of a TCP socket for the MD5 signatures of a peer's segments (RFC 2385).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TcpMd5Key {
+    /// The peer's address, or the first one of a network.
+    pub peer: IpAddr,
+    /// Length of the network's prefix, in bits.
+    pub prefix_bits: u8,
+    /// The key.
+    pub key: Vec<u8>,
+}
+
+impl TcpMd5Key {
+    const KEY_BYTES_MAX: usize = 80;
+
+    /// Parses `struct tcp_diag_md5sig`: family and prefix length (8 bits each), length of the key (16 bits), address and key.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        const ADDRESS: std::ops::Range<usize> = 4..20;
+        let key_bytes = usize::from(u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?));
+        let address: [u8; 16] = bytes.get(ADDRESS)?.try_into().ok()?;
+        let peer = match u16::from(*bytes.first()?) {
+            family if family == AddressFamily::INET.as_raw() => {
+                IpAddr::from([address[0], address[1], address[2], address[3]])
+            }
+            _ => IpAddr::from(address),
+        };
+        let key = bytes.get(ADDRESS.end..ADDRESS.end + key_bytes.min(Self::KEY_BYTES_MAX))?.to_vec();
+        Some(Self { peer, prefix_bits: bytes[1], key })
+    }
+
+    /// Encodes the value of the option TCP_MD5SIG_EXT that adds the key to a socket. `struct tcp_md5sig` has an address, flags
+    /// and prefix length (8 bits each), the length of the key (16 bits), an interface, and the key.
+    pub fn to_option(&self) -> Vec<u8> {
+        const ADDRESS_BYTES: usize = 128;
+        const OPTION_BYTES: usize = ADDRESS_BYTES + 8 + TcpMd5Key::KEY_BYTES_MAX;
+        const FLAG_PREFIX: u8 = 1;
+        let mut option = vec![0; OPTION_BYTES];
+        let (family, address, at) = match self.peer {
+            IpAddr::V4(address) => (AddressFamily::INET, address.octets().to_vec(), 4),
+            IpAddr::V6(address) => (AddressFamily::INET6, address.octets().to_vec(), 8),
+        };
+        option[..2].copy_from_slice(&family.as_raw().to_ne_bytes());
+        option[at..at + address.len()].copy_from_slice(&address);
+        option[ADDRESS_BYTES..ADDRESS_BYTES + 2].copy_from_slice(&[FLAG_PREFIX, self.prefix_bits]);
+        option[ADDRESS_BYTES + 2..ADDRESS_BYTES + 4].copy_from_slice(&(self.key.len() as u16).to_ne_bytes());
+        option[ADDRESS_BYTES + 8..ADDRESS_BYTES + 8 + self.key.len()].copy_from_slice(&self.key);
+        option
+    }
+}
+
 const MESSAGE_BYTES: usize = 16;
 
 const NO_COOKIE: u32 = u32::MAX;
@@ -80,9 +129,40 @@ impl SockDiag {
         const STATE_AT: usize = HEADER_BYTES + 1;
         const INODE_AT: usize = HEADER_BYTES + 68;
         const LISTENING: u8 = 10;
-        let Some(answer) = self.query_inet(TCP, [own, peer], [NO_COOKIE, NO_COOKIE])? else { return Ok(None) };
+        let Some(answer) = self.query_inet(TCP, [own, peer], [NO_COOKIE, NO_COOKIE], 0)? else { return Ok(None) };
         let inode = u32_at(&answer, INODE_AT).ok_or_else(malformed)?;
         Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
+    }
+
+    /// Returns the keys for TCP MD5 signatures of the socket that listens on an address. A key of an IPv6 socket for an IPv4
+    /// peer has an IPv6 address. Of several listening sockets (SO_REUSEPORT), the kernel chooses one.
+    ///
+    /// # Errors
+    /// If the kernel does not report TCP sockets.
+    pub fn tcp_md5_keys(&self, own: SocketAddr) -> io::Result<Vec<TcpMd5Key>> {
+        const TCP: u8 = 6;
+        const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
+        const MD5_KEYS: u16 = 18;
+        const KEY_BYTES: usize = 100;
+        /// The kernel adds the keys only to reports with extensions. This asks for all that the request can name.
+        const ALL_EXTENSIONS: u8 = u8::MAX;
+        let any = SocketAddr::new(if own.is_ipv4() { [0; 4].into() } else { [0; 16].into() }, 0);
+        let answer = self.query_inet(TCP, [own, any], [NO_COOKIE, NO_COOKIE], ALL_EXTENSIONS)?;
+        let Some(answer) = answer else { return Ok(Vec::new()) };
+        let mut at = ATTRIBUTES_AT;
+        while let (Some(length @ 4..), Some(kind)) = (u16_at(&answer, at), u16_at(&answer, at + 2)) {
+            if kind == MD5_KEYS {
+                let keys = answer.get(at + 4..at + usize::from(length)).ok_or_else(malformed)?;
+                let keys = keys.chunks(KEY_BYTES).map(TcpMd5Key::parse).collect::<Option<Vec<_>>>();
+                let mapped = |key: TcpMd5Key| match (key.peer, own) {
+                    (IpAddr::V4(peer), SocketAddr::V6(_)) => TcpMd5Key { peer: peer.to_ipv6_mapped().into(), ..key },
+                    _ => key,
+                };
+                return Ok(keys.ok_or_else(malformed)?.into_iter().map(mapped).collect());
+            }
+            at += usize::from(length).next_multiple_of(4);
+        }
+        Ok(Vec::new())
     }
 
     /// Returns the directions in which a connected UDP socket was shut down, as a mask: 1 for reading, 2 for writing. `None`
@@ -96,7 +176,7 @@ impl SockDiag {
         const SHUT_DOWN: u16 = 8;
         let cookie = [cookie as u32, (cookie >> 32) as u32];
         // For UDP, the kernel expects the two ends in the opposite order.
-        let Some(answer) = self.query_inet(UDP, [peer, own], cookie)? else { return Ok(None) };
+        let Some(answer) = self.query_inet(UDP, [peer, own], cookie, 0)? else { return Ok(None) };
         let mut at = ATTRIBUTES_AT;
         while let (Some(length @ 4..), Some(kind)) = (u16_at(&answer, at), u16_at(&answer, at + 2)) {
             if kind == SHUT_DOWN {
@@ -107,10 +187,16 @@ impl SockDiag {
         Ok(Some(0))
     }
 
-    /// Queries one TCP or UDP socket; `None` if there is none.
-    fn query_inet(&self, protocol: u8, ends: [SocketAddr; 2], cookie: [u32; 2]) -> io::Result<Option<Vec<u8>>> {
+    /// Queries one TCP or UDP socket; `None` if there is none. `extensions` is the mask of additional attributes.
+    fn query_inet(
+        &self,
+        protocol: u8,
+        ends: [SocketAddr; 2],
+        cookie: [u32; 2],
+        extensions: u8,
+    ) -> io::Result<Option<Vec<u8>>> {
         let family = if ends[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let mut body = vec![family.as_raw() as u8, protocol, 0, 0];
+        let mut body = vec![family.as_raw() as u8, protocol, extensions, 0];
         body.extend(NO_COOKIE.to_ne_bytes());
         ends.iter().for_each(|end| body.extend(end.port().to_be_bytes()));
         for end in ends {

@@ -30,6 +30,7 @@ pub const IPPROTO_UDP: u32 = 17;
 
 // Options of all sockets, socket(7).
 
+pub const SO_DEBUG: u32 = 1;
 pub const SO_REUSEADDR: u32 = 2;
 pub const SO_TYPE: u32 = 3;
 pub const SO_DONTROUTE: u32 = 5;
@@ -62,6 +63,7 @@ pub const SO_DOMAIN: u32 = 39;
 pub const SO_RXQ_OVFL: u32 = 40;
 pub const SO_WIFI_STATUS: u32 = 41;
 pub const SO_PEEK_OFF: u32 = 42;
+pub const SO_NOFCS: u32 = 43;
 pub const SO_LOCK_FILTER: u32 = 44;
 pub const SO_SELECT_ERR_QUEUE: u32 = 45;
 pub const SO_BUSY_POLL: u32 = 46;
@@ -69,10 +71,14 @@ pub const SO_MAX_PACING_RATE: u32 = 47;
 pub const SO_INCOMING_CPU: u32 = 49;
 pub const SO_COOKIE: u32 = 57;
 pub const SO_ZEROCOPY: u32 = 60;
+pub const SO_TIMESTAMP_NEW: u32 = 63;
+pub const SO_TIMESTAMPNS_NEW: u32 = 64;
+pub const SO_TIMESTAMPING_NEW: u32 = 65;
 pub const SO_PREFER_BUSY_POLL: u32 = 69;
 pub const SO_BUSY_POLL_BUDGET: u32 = 70;
 pub const SO_NETNS_COOKIE: u32 = 71;
 pub const SO_BUF_LOCK: u32 = 72;
+pub const SO_TXREHASH: u32 = 74;
 pub const SO_RCVMARK: u32 = 75;
 pub const SO_PASSPIDFD: u32 = 76;
 pub const SO_RCVPRIORITY: u32 = 82;
@@ -82,22 +88,36 @@ pub const SO_PASSRIGHTS: u32 = 83;
 
 pub const IP_TOS: u32 = 1;
 pub const IP_TTL: u32 = 2;
+pub const IP_OPTIONS: u32 = 4;
+pub const IP_RECVOPTS: u32 = 6;
+pub const IP_RETOPTS: u32 = 7;
 pub const IP_PKTINFO: u32 = 8;
 pub const IP_MTU_DISCOVER: u32 = 10;
 pub const IP_RECVERR: u32 = 11;
 pub const IP_RECVTTL: u32 = 12;
 pub const IP_RECVTOS: u32 = 13;
 pub const IP_FREEBIND: u32 = 15;
+pub const IP_PASSSEC: u32 = 18;
 pub const IP_TRANSPARENT: u32 = 19;
 pub const IP_RECVORIGDSTADDR: u32 = 20;
 pub const IP_MINTTL: u32 = 21;
 pub const IP_BIND_ADDRESS_NO_PORT: u32 = 24;
+pub const IP_CHECKSUM: u32 = 23;
+pub const IP_RECVFRAGSIZE: u32 = 25;
+pub const IP_RECVERR_RFC4884: u32 = 26;
 pub const IP_MULTICAST_TTL: u32 = 33;
 pub const IP_MULTICAST_LOOP: u32 = 34;
 pub const IP_MULTICAST_ALL: u32 = 49;
+pub const IP_LOCAL_PORT_RANGE: u32 = 51;
 
 // IPv6 options, ipv6(7).
 
+pub const IPV6_2292PKTINFO: u32 = 2;
+pub const IPV6_2292HOPOPTS: u32 = 3;
+pub const IPV6_2292DSTOPTS: u32 = 4;
+pub const IPV6_2292RTHDR: u32 = 5;
+pub const IPV6_2292HOPLIMIT: u32 = 8;
+pub const IPV6_FLOWINFO: u32 = 11;
 pub const IPV6_UNICAST_HOPS: u32 = 16;
 pub const IPV6_MULTICAST_HOPS: u32 = 18;
 pub const IPV6_MULTICAST_LOOP: u32 = 19;
@@ -105,14 +125,23 @@ pub const IPV6_MTU_DISCOVER: u32 = 23;
 pub const IPV6_RECVERR: u32 = 25;
 pub const IPV6_V6ONLY: u32 = 26;
 pub const IPV6_MULTICAST_ALL: u32 = 29;
+pub const IPV6_ROUTER_ALERT_ISOLATE: u32 = 30;
+pub const IPV6_RECVERR_RFC4884: u32 = 31;
+pub const IPV6_FLOWINFO_SEND: u32 = 33;
 pub const IPV6_RECVPKTINFO: u32 = 49;
 pub const IPV6_RECVHOPLIMIT: u32 = 51;
+pub const IPV6_RECVHOPOPTS: u32 = 53;
+pub const IPV6_RECVRTHDR: u32 = 56;
+pub const IPV6_RECVDSTOPTS: u32 = 58;
+pub const IPV6_RECVPATHMTU: u32 = 60;
 pub const IPV6_DONTFRAG: u32 = 62;
 pub const IPV6_RECVTCLASS: u32 = 66;
 pub const IPV6_TCLASS: u32 = 67;
 pub const IPV6_AUTOFLOWLABEL: u32 = 70;
+pub const IPV6_ADDR_PREFERENCES: u32 = 72;
 pub const IPV6_MINHOPCOUNT: u32 = 73;
 pub const IPV6_RECVORIGDSTADDR: u32 = 74;
+pub const IPV6_RECVFRAGSIZE: u32 = 77;
 pub const IPV6_FREEBIND: u32 = 78;
 
 // TCP options, tcp(7).
@@ -128,6 +157,7 @@ pub const TCP_KEEPCNT: u32 = 6;
 pub const TCP_SYNCNT: u32 = 7;
 pub const TCP_LINGER2: u32 = 8;
 pub const TCP_DEFER_ACCEPT: u32 = 9;
+pub const TCP_WINDOW_CLAMP: u32 = 10;
 pub const TCP_INFO: u32 = 11;
 pub const TCP_CONGESTION: u32 = 13;
 pub const TCP_THIN_LINEAR_TIMEOUTS: u32 = 16;
@@ -138,8 +168,18 @@ pub const TCP_QUEUE_SEQ: u32 = 21;
 pub const TCP_REPAIR_OPTIONS: u32 = 22;
 pub const TCP_FASTOPEN: u32 = 23;
 pub const TCP_NOTSENT_LOWAT: u32 = 25;
+pub const TCP_SAVE_SYN: u32 = 27;
 pub const TCP_REPAIR_WINDOW: u32 = 29;
+pub const TCP_FASTOPEN_CONNECT: u32 = 30;
+pub const TCP_ULP: u32 = 31;
+pub const TCP_MD5SIG_EXT: u32 = 32;
+pub const TCP_FASTOPEN_NO_COOKIE: u32 = 34;
 pub const TCP_INQ: u32 = 36;
+pub const TCP_TX_DELAY: u32 = 37;
+pub const TCP_AO_INFO: u32 = 40;
+pub const TCP_RTO_MAX_MS: u32 = 44;
+pub const TCP_RTO_MIN_US: u32 = 45;
+pub const TCP_DELACK_MAX_US: u32 = 46;
 
 // UDP options, udp(7).
 

@@ -74,8 +74,9 @@ pub(super) fn read_socket(socket: BorrowedFd<'_>, field: &str, fields: &mut Obse
             let Ok(value) = socket::read_option(socket, level.number, number) else { continue };
             let value = match name {
                 Some(PEER_CREDENTIALS) => {
-                    let id = fields.names.translate_text(&bytes_text(&value[..4]));
-                    format!("{id} {}:{}", bytes_text(&value[4..8]), bytes_text(&value[8..]))
+                    let ids = format!("{}:{}", bytes_text(&value[4..8]), bytes_text(&value[8..]));
+                    fields.put(&format!("{field}/peer user and group"), ids);
+                    fields.names.translate_text(&bytes_text(&value[..4]))
                 }
                 _ => bytes_text(&value),
             };

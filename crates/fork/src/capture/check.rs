@@ -93,7 +93,9 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     }
     let fds = files.iter().map(|(pid, fds)| (*pid, &fds[..]));
     report.refusals.extend(files::unpaired_terminals(fds)?);
-    report.refusals.extend(tree_check.open_files.refuse_epoll_targets());
+    let epoll_targets = tree_check.open_files.check_epoll_targets();
+    report.refusals.extend(epoll_targets.refusals);
+    report.notes.extend(epoll_targets.notes);
     let size = DescriptorSize { threads: report.threads, mappings: report.mappings };
     report.refusals.extend(size.refusal(pid));
     report.notes.extend(files::outside_end_notes(&files)?);

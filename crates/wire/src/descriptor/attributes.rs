@@ -84,8 +84,8 @@ pub struct OpenFileAttributes {
     pub open_file: u32,
     /// Mode and owner of its inode, if they are not the defaults of a file that root has created.
     pub status: Option<FileStatus>,
-    /// The credentials that SO_PEERCRED and SO_PEERGROUPS return, if a process of the tree had them when it created the
-    /// connection.
+    /// The credentials that SO_PEERCRED and SO_PEERGROUPS return. For a connection that waits to be accepted: those that
+    /// its accepted end will return. `None` if the kernel has recorded none.
     pub peer: Option<PeerCredentials>,
     /// Whether the socket must still report ECONNREFUSED.
     pub is_refused: bool,

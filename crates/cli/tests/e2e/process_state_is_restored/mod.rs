@@ -38,10 +38,15 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("unix_stream_pair", |cluster| restored(cluster, "unix_stream_pair")),
     Test::shared("unix_message_pairs", |cluster| restored(cluster, "unix_message_pairs")),
     Test::shared("unix_rights", |cluster| restored(cluster, "unix_rights")),
+    Test::shared("unix_rights_are_forked_again", |cluster| forked_again(cluster, "unix_rights")),
     Test::shared("refused_rights", |cluster| {
         refused_at_stop(cluster, "refused_rights", &["eventpoll", "in flight"]);
     }),
     Test::shared("unix_waiting", |cluster| restored(cluster, "unix_waiting")),
+    Test::shared("unix_connectors", |cluster| restored(cluster, "unix_connectors")),
+    Test::shared("refused_unix_connector", |cluster| {
+        refused_at_stop(cluster, "refused_unix_connector", &["fd 4", "which user", "accept"]);
+    }),
     Test::shared("refused_unix_waiting", |cluster| {
         refused_at_stop(cluster, "refused_unix_waiting", &["fd 4", "accept(2)"]);
     }),
@@ -118,6 +123,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_file_name", |cluster| refused(cluster, "refused_file_name", &["mapping", "rename the file"])),
     Test::shared("refused_lost_name", |cluster| refused(cluster, "refused_lost_name", &["fd 3", "hard link"])),
     Test::shared("epoll_targets", |cluster| restored(cluster, "epoll_targets")),
+    Test::shared("epoll_in_flight", |cluster| restored(cluster, "epoll_in_flight")),
+    Test::shared("epoll_oneshot", |cluster| restored(cluster, "epoll_oneshot")),
     Test::shared("refused_epoll_target", |cluster| {
         refused(cluster, "refused_epoll_target", &["fd 3", "outside of the tree"]);
     }),
@@ -153,6 +160,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("sealed_memfd", |cluster| restored(cluster, "sealed_memfd")),
     Test::shared("memfd_modes", |cluster| restored(cluster, "memfd_modes")),
     Test::shared("socket_options", |cluster| restored(cluster, "socket_options")),
+    Test::shared("tcp_signatures", |cluster| restored(cluster, "tcp_signatures")),
     Test::shared("tcp_ended", |cluster| restored(cluster, "tcp_ended")),
     Test::shared("stopped_children", |cluster| restored(cluster, "stopped_children")),
     Test::shared("shared_filters", |cluster| restored(cluster, "shared_filters")),
@@ -181,6 +189,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("many_mappings", |cluster| restored(cluster, "many_mappings")),
     Test::shared("system_call_filter", |cluster| restored(cluster, "system_call_filter")),
     Test::shared("privileges", |cluster| restored(cluster, "privileges")),
+    Test::shared("capability_sets", |cluster| restored(cluster, "capability_sets")),
     Test::shared("limits", |cluster| restored(cluster, "limits")),
     Test::shared("session_keys", |cluster| restored(cluster, "session_keys")),
     Test::shared("refused_fork_limit", |cluster| {

@@ -207,8 +207,7 @@ impl FileTableBuilder<'_> {
             }
             OpenFile::Socket(_) => {
                 let contents = self.tree_states.sockets.get(&fd.inode)?;
-                let is_member = |pid| self.pids.inner_ids.contains_key(&pid);
-                (SocketTable(&self.tree_states.sockets).build_attributes(contents, is_member), SOCKET_MODE)
+                (SocketTable(&self.tree_states.sockets).build_attributes(contents), SOCKET_MODE)
             }
             _ => return None,
         };
@@ -321,9 +320,14 @@ impl FileTableBuilder<'_> {
         }
         self.table.sockets.insert(self.table.files.len() as u32, fd.inode);
         let copy = pidfd::open(self.fd_pid).and_then(|process| pidfd::get_fd(&process, fd.number));
-        let options = copy.and_then(|copy| sockets::read_options(copy.as_fd(), &mut self.table.socket_defaults));
+        let options = copy.and_then(|copy| {
+            if let Some(reason) = sockets::protection_refusal(copy.as_fd(), &socket.state) {
+                return Ok(Err(reason.to_owned()));
+            }
+            sockets::read_options(copy.as_fd(), &mut self.table.socket_defaults)
+        });
         match options.map_err(CaptureError::reading(self.pids.pid, format!("the options of fd {}", fd.number)))? {
-            Ok(options) => socket.options = options,
+            Ok(options) => socket.options.extend(options),
             Err(reason) => return self.or_refusal(fd, Err(reason)),
         }
         Ok(OpenFile::Socket(socket))

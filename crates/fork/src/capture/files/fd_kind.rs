@@ -102,7 +102,7 @@ impl Inode {
         let found = statx(links, name, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
         let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
         let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
-        let process = ProcDirectory { directory: links.as_fd(), prefix: ".." };
+        let process = ProcDirectory { directory: links.as_fd(), prefix: &links.viewer_directory() };
         Ok(Self {
             is_absent_on_node: is_file
                 && !links.shares_mount_namespace()

@@ -52,11 +52,17 @@ impl OpenFileStates {
     }
 
     /// Reads files in flight in the sockets that were read, and in sockets that are in flight themselves.
-    pub(super) fn read_inflight(&mut self, diagnosis: Option<&SockDiag>, start: PauseStart) -> io::Result<()> {
+    /// `pid` is the process.
+    pub(super) fn read_inflight(
+        &mut self,
+        pid: i32,
+        diagnosis: Option<&SockDiag>,
+        start: PauseStart,
+    ) -> io::Result<()> {
         let mut known = 0;
         while known < self.inflight_fds().len() {
             let own = std::process::id().cast_signed();
-            let (links, infos) = (FdDirectory::open_links(own)?, FdDirectory::open_infos(own)?);
+            let (links, infos) = (FdDirectory::open_copied_links(pid)?, FdDirectory::open_infos(own)?);
             let source = FdStateSource { pid: own, infos: &infos, diagnosis, start };
             let numbers = self.inflight_fds();
             known = numbers.len();

@@ -14,7 +14,7 @@ use super::builder::{FOREIGN_OWNER_REASON, PidTranslation};
 use super::epoll_targets::{self, WatchingEpoll};
 use super::open_file_index::{KnownOpenFile, OpenFileIndex};
 use super::states::O_ASYNC;
-use super::{FdKind, OpenFd, anon_inode, fd_object, fd_read_error};
+use super::{FdKind, OpenFd, anon_inode, fd_object, fd_read_error, sockets};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::state::tree_root::TreeRoot;
 use crate::capture::survey::ThreadProfile;
@@ -25,6 +25,14 @@ pub(in crate::capture) struct RunningFileCheck {
     /// Each open file is checked with its first descriptor, as in a capture.
     index: OpenFileIndex,
     epolls: Vec<WatchingEpoll>,
+    sockets: Vec<TaskFd>,
+}
+
+/// What a check found about the registrations of epoll instances.
+#[derive(Debug, Default)]
+pub(in crate::capture) struct EpollTargetReport {
+    pub(in crate::capture) refusals: Vec<Refusal>,
+    pub(in crate::capture) notes: Vec<String>,
 }
 
 /// A process whose files are checked.
@@ -79,8 +87,9 @@ impl RunningFileCheck {
     }
 
     /// Refuses epoll instances that watch a file that no process of the tree has open. Call it after the last process. A
-    /// registration that was removed since its instance was read is ignored.
-    pub(in crate::capture) fn refuse_epoll_targets(&self) -> Vec<Refusal> {
+    /// registration that was removed since its instance was read is ignored. If a socket has unread data, the file may be in
+    /// flight in it, which only a capture finds out: a note names the instance.
+    pub(in crate::capture) fn check_epoll_targets(&self) -> EpollTargetReport {
         let is_found = |(entry, slot): &(&EpollEntry, EpollSlot)| {
             let number = TaskFd { pid: slot.epoll.pid, fd: entry.number };
             epoll_targets::is_target(number, *slot).unwrap_or(true)
@@ -90,7 +99,12 @@ impl RunningFileCheck {
             let entry = epoll.slots().find(|slot| !is_found(slot)).map(|(entry, _)| entry);
             entry.map(|entry| epoll.refusal(entry))
         };
-        self.epolls.iter().filter_map(lost).collect()
+        let refusals: Vec<Refusal> = self.epolls.iter().filter_map(lost).collect();
+        if refusals.is_empty() || !self.sockets.iter().any(|socket| has_unread_messages(*socket)) {
+            return EpollTargetReport { refusals, notes: Vec::new() };
+        }
+        let note = |refusal: Refusal| format!("{refusal}; carried if the file is in flight in a socket (SCM_RIGHTS)");
+        EpollTargetReport { refusals: Vec::new(), notes: refusals.into_iter().map(note).collect() }
     }
 
     fn fd_refusals(
@@ -123,6 +137,7 @@ impl RunningFileCheck {
             }
             FdKind::SignalFd => reasons.extend(anon_inode::build_signal_fd(&info, info.flags).err()),
             FdKind::Inotify => reasons.extend(anon_inode::build_inotify(of.root, &info, 0, info.flags).err()),
+            FdKind::Socket => self.sockets.push(descriptor),
             FdKind::Epoll => {
                 self.epolls.push(WatchingEpoll { open_file: 0, first: descriptor, entries: info.epoll });
             }
@@ -130,4 +145,13 @@ impl RunningFileCheck {
         }
         Ok(reasons)
     }
+}
+
+/// Whether a Unix socket has unread messages, or has reached the end of its stream. False if it was closed.
+fn has_unread_messages(socket: TaskFd) -> bool {
+    let copy = pidfd::open(socket.pid).and_then(|process| pidfd::get_fd(&process, socket.fd));
+    copy.is_ok_and(|copy| {
+        sockets::is_unix(copy.as_fd()).unwrap_or(false)
+            && farfork_sys::poll::poll_read(copy.as_fd()).is_ok_and(|readiness| readiness.is_some())
+    })
 }

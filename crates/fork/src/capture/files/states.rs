@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use farfork_sys::fd_owner::FdOwner;
 use farfork_sys::pidfd;
-use farfork_sys::process::{FdDirectory, FdInfo};
+use farfork_sys::process::{FdDirectory, FdInfo, ProcStatus};
 use farfork_sys::sock_diag::SockDiag;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
@@ -134,7 +134,7 @@ impl OpenFileStates {
         }
         // A socket that was opened since the survey has no socket diagnosis: the process must be surveyed again.
         let unread = |error| super::read_error(pid, "the files in flight in its sockets".to_owned(), error);
-        contents.read_inflight(diagnosis, start).map_err(unread)?;
+        contents.read_inflight(pid, diagnosis, start).map_err(unread)?;
         Ok(contents)
     }
 
@@ -192,6 +192,19 @@ impl OpenFileStates {
         self.pipes.append(&mut other.pipes);
         self.sockets.append(&mut other.sockets);
         self.inflight.merge(&mut other.inflight);
+    }
+
+    /// Records who may have connected the sockets of a process. `threads` are the threads of the process.
+    pub(super) fn add_socket_holder<'a>(
+        &mut self,
+        process: &ProcessFdTable,
+        threads: impl Iterator<Item = &'a ProcStatus> + Clone,
+    ) {
+        for fd in process.fds.iter().filter(|fd| fd.kind == FdKind::Socket) {
+            if let Some(socket) = self.sockets.get_mut(&fd.inode) {
+                socket.add_holder(fd.status, threads.clone());
+            }
+        }
     }
 
     /// Duplicates a descriptor of the process into this process.

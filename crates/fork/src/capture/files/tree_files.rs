@@ -68,6 +68,10 @@ impl TreeFiles {
         let tables: Vec<_> = contents.iter_mut().map(OpenFileStates::take_fds).collect();
         let mut tree_states = std::mem::take(&mut contents[0]);
         contents[1..].iter_mut().for_each(|contents| tree_states.merge(contents));
+        for (table, process) in tables.iter().zip(&tree.processes) {
+            let threads = process.prepared.survey.profiles.values().map(|profile| &profile.status);
+            tree_states.add_socket_holder(table, threads);
+        }
         let known =
             TreeContext { root, tree, shared_copies: &copies, relations: &tree_relations, tree_states: &tree_states };
         let mut own = Vec::with_capacity(paused_processes.len());

@@ -44,6 +44,7 @@ pub(super) const FCHOWN: u32 = 93;
 pub(super) const SETGROUPS: u32 = 116;
 pub(super) const SETRESUID: u32 = 117;
 pub(super) const SETRESGID: u32 = 119;
+pub(super) const SETFSUID: u32 = 122;
 pub(super) const SETPRIORITY: u32 = 141;
 pub(super) const MODIFY_LDT: u32 = 154;
 pub(super) const PRCTL: u32 = 157;

@@ -1,5 +1,5 @@
-//! Restores connections in the accept queue of a child's listening socket: connects them again, and leaves them
-//! unaccepted.
+//! Restores connections in the accept queue of a child's listening socket: connects them again, under the credentials of
+//! the process that had connected them, and leaves them unaccepted.
 
 use farfork_sys::socket_abi::{AF_UNIX, IPPROTO_TCP, TCP_REPAIR};
 use farfork_wire::Descriptor;
@@ -9,7 +9,7 @@ use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket::{self, SOCK_CLOEXEC, SocketContext, run_as_creator};
-use super::{abi, socket_file, value};
+use super::{abi, socket_file, socket_options, value};
 
 /// Ends the repair mode of a socket.
 const TCP_REPAIR_OFF: u32 = 0;
@@ -46,15 +46,15 @@ fn connect_one(
     through: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
-    let socket = open_socket.socket;
+    let SocketOpenFile { index, socket } = open_socket;
     let Socket { family, kind, protocol, .. } = socket;
     let socket_arguments = [value(*family), value(kind | SOCK_CLOEXEC), value(*protocol)];
-    let creator = around.child_creator().filter(|_| *family == AF_UNIX);
+    let creator = around.creator(index).filter(|_| *family == AF_UNIX);
     run_as_creator(open_file_builder.syscalls, creator, |syscall_builder| {
         syscall_builder.call_expecting(0, abi::SOCKET, &socket_arguments);
         Ok(())
     })?;
-    socket::set_options(open_file_builder.syscalls, 0, socket, |_| true)?;
+    socket_options::set_options(open_file_builder.syscalls, 0, socket, |_| true)?;
     if *family == AF_UNIX {
         socket::bind_socket(open_file_builder.syscalls, open_socket, around)?;
     } else {

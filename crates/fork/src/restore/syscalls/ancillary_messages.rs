@@ -15,7 +15,7 @@ use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::OpenFileBuilder;
 use super::socket::{self, MSG_DONTWAIT_NOSIGNAL};
-use super::{abi, value};
+use super::{abi, socket_options, value};
 
 const SCM_RIGHTS: u32 = 1;
 const SCM_CREDENTIALS: u32 = 2;
@@ -94,7 +94,7 @@ pub(super) fn send_deferred(
         known().for_each(|(fd, socket)| socket::shutdown_socket(open_file_builder.syscalls, fd, socket));
         for (fd, socket) in [one, other] {
             match socket {
-                Some(socket) => socket::set_options(open_file_builder.syscalls, *fd, socket, |_| true)?,
+                Some(socket) => socket_options::set_options(open_file_builder.syscalls, *fd, socket, |_| true)?,
                 None => open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(*fd)]),
             }
         }

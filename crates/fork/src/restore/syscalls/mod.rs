@@ -17,6 +17,7 @@ mod reuse_port;
 mod shared_memory;
 mod socket;
 mod socket_file;
+mod socket_options;
 mod stream_memory;
 mod system_v_ipc;
 mod tcp_connection;

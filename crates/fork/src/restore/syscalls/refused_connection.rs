@@ -7,7 +7,8 @@ use rustix::fs::OFlags;
 use zerocopy::IntoBytes;
 
 use super::super::RestoreError;
-use super::socket::{MSG_DONTWAIT_NOSIGNAL, SOCK_CLOEXEC, loopback_address, set_options};
+use super::socket::{MSG_DONTWAIT_NOSIGNAL, SOCK_CLOEXEC, loopback_address};
+use super::socket_options::set_options;
 use super::{SyscallArgument, SyscallBuilder, abi, value};
 
 /// The result of connect(2) with O_NONBLOCK.

@@ -4,8 +4,8 @@
 use std::borrow::Cow;
 
 use farfork_sys::socket_abi::{
-    AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPPROTO_TCP, IPV6_FREEBIND, SO_ATTACH_FILTER,
-    SO_BINDTODEVICE, SO_LINGER, SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET, TCP_MAXSEG,
+    AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPV6_FREEBIND, SO_BINDTODEVICE, SO_LINGER,
+    SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET,
 };
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{
@@ -19,15 +19,13 @@ use super::super::plan_layout::STEP_SOCKET;
 use super::ancillary_messages::{self, DeferredPair, has_ancillary_messages};
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket_file::FileBoundSocket;
+use super::socket_options::set_options;
 use super::{
-    SyscallArgument, SyscallBuilder, abi, accept_queue, refused_connection, reuse_port, socket_file, tcp_connection,
-    unix_datagram, unix_pair, value,
+    SyscallBuilder, abi, accept_queue, refused_connection, reuse_port, socket_file, tcp_connection, unix_datagram,
+    unix_pair, value,
 };
 
 pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
-
-/// TCP_MAXSEG. It is not set for a connection, where it is the size that the two ends have negotiated.
-pub(super) const MAXSEG_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_MAXSEG);
 
 pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 
@@ -62,17 +60,12 @@ pub(super) struct SocketCreator<'a> {
 }
 
 impl<'a> SocketContext<'a> {
-    /// The creator of the connections whose SO_PEERCRED the open file shows; `None` for the stub.
+    /// The creator of the connection whose SO_PEERCRED the open file shows, or, if the connection waits to be accepted, its
+    /// accepted end; `None` for the stub.
     pub(super) fn creator(&self, open_file: u32) -> Option<SocketCreator<'a>> {
         let SocketCreators { child, stub } = self.creators;
         let credentials = self.attributes(open_file).and_then(|attributes| attributes.peer.as_ref()).unwrap_or(child);
         (credentials != stub).then_some(SocketCreator { credentials, stub })
-    }
-
-    /// The child itself as a creator; `None` if it has the stub's credentials.
-    pub(super) fn child_creator(&self) -> Option<SocketCreator<'a>> {
-        let SocketCreators { child, stub } = self.creators;
-        (child != stub).then_some(SocketCreator { credentials: child, stub })
     }
 
     pub(super) fn attributes(&self, open_file: u32) -> Option<&'a OpenFileAttributes> {
@@ -422,42 +415,6 @@ pub(super) fn loopback_address(family: u32) -> Vec<u8> {
     address
 }
 
-/// Sets the options that `wanted` selects.
-pub(super) fn set_options(
-    syscall_builder: &mut SyscallBuilder<'_>,
-    fd: u32,
-    socket: &Socket,
-    wanted: impl Fn((u32, u32)) -> bool,
-) -> Result<(), RestoreError> {
-    let is_idle = matches!(socket.state, SocketState::Unconnected { .. } | SocketState::Listening { .. });
-    let is_wanted = |option: (u32, u32)| wanted(option) && (is_idle || option != MAXSEG_OPTION);
-    for option in socket.options.iter().filter(|option| is_wanted((option.level, option.name))) {
-        let (bytes, length) = match (option.level, option.name) {
-            (SOL_SOCKET, SO_ATTACH_FILTER) => encode_sock_fprog(syscall_builder, &option.value)?,
-            _ => (syscall_builder.bytes_argument(&option.value)?, option.value.len() as u64),
-        };
-        let set = [value(fd), value(option.level), value(option.name), bytes, value(length)];
-        syscall_builder.call_expecting(0, abi::SETSOCKOPT, &set);
-    }
-    Ok(())
-}
-
-/// Encodes `struct sock_fprog`: the number of instructions, and their address.
-fn encode_sock_fprog(
-    syscall_builder: &mut SyscallBuilder<'_>,
-    instructions: &[u8],
-) -> Result<(SyscallArgument, u64), RestoreError> {
-    const INSTRUCTION_BYTES: usize = 8;
-    const SOCK_FPROG_BYTES: u32 = 16;
-    let count = (instructions.len() / INSTRUCTION_BYTES) as u64;
-    let (instructions, program) =
-        (syscall_builder.writer.write_bytes(instructions)?, syscall_builder.words_argument(&[count, 0])?);
-    if let SyscallArgument::PlanOffset(program) = program {
-        syscall_builder.writer.add_relocation(program + size_of::<u64>() as u32, instructions);
-    }
-    Ok((program, SOCK_FPROG_BYTES.into()))
-}
-
 pub(super) fn set_nonblocking(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, socket: &Socket) {
     let nonblocking = OFlags::from_bits_retain(socket.flags) & OFlags::NONBLOCK;
     if !nonblocking.is_empty() {
@@ -481,6 +438,8 @@ pub(super) fn run_as_creator<'w>(
     set_groups(syscall_builder, &credentials.groups)?;
     become_one(syscall_builder, abi::SETRESGID, credentials.gid);
     become_one(syscall_builder, abi::SETRESUID, credentials.uid);
+    // Files are accessed as the stub: the creator may since have lost the access to a socket's path.
+    syscall_builder.call_may_fail(abi::SETFSUID, &[value(stub.uid)]);
     calls(syscall_builder)?;
     become_one(syscall_builder, abi::SETRESUID, stub.uid);
     become_one(syscall_builder, abi::SETRESGID, stub.gid);

@@ -17,7 +17,8 @@ use zerocopy::IntoBytes;
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
-use super::socket::{MAXSEG_OPTION, loopback_address, send_received, set_nonblocking, set_options, shutdown_socket};
+use super::socket::{loopback_address, send_received, set_nonblocking, shutdown_socket};
+use super::socket_options::{MAXSEG_OPTION, set_options};
 use super::{SyscallBuilder, abi, value};
 
 /// IPV6_V6ONLY, which can be set only before a socket has an address.

@@ -11,9 +11,9 @@ use super::super::plan_layout::STEP_SOCKET;
 use super::ancillary_messages::{DeferredPair, has_ancillary_messages};
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket::{
-    SOCK_CLOEXEC, SocketContext, bind_socket, run_as_creator, send_received, set_nonblocking, set_options,
-    shutdown_socket,
+    SOCK_CLOEXEC, SocketContext, bind_socket, run_as_creator, send_received, set_nonblocking, shutdown_socket,
 };
+use super::socket_options::set_options;
 use super::{SyscallBuilder, abi, socket_file, stream_memory, value};
 
 /// Creates the two ends of a Unix connection. Returns the pair through which their messages with ancillary data are sent

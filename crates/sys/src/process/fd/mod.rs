@@ -2,6 +2,7 @@
 
 mod state;
 
+use std::borrow::Cow;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -20,16 +21,19 @@ pub struct FdDirectory {
     directory: OwnedFd,
     /// Computed on first use, by [`Self::shares_mount_namespace`].
     has_our_mounts: OnceLock<bool>,
+    /// The process in whose mount namespace the links are paths; `None` for the process of the directory.
+    viewer: Option<i32>,
 }
 
 impl FdDirectory {
     fn new(directory: OwnedFd) -> Self {
-        Self { directory, has_our_mounts: OnceLock::new() }
+        Self { directory, has_our_mounts: OnceLock::new(), viewer: None }
     }
 
     /// Whether the process is in the mount namespace of this process. Then a link's path leads to the same file here.
     pub fn shares_mount_namespace(&self) -> bool {
-        *self.has_our_mounts.get_or_init(|| namespace::is_main_thread_namespace(self.as_fd(), "../ns/mnt"))
+        let namespace = || format!("{}/ns/mnt", self.viewer_directory());
+        *self.has_our_mounts.get_or_init(|| namespace::is_main_thread_namespace(self.as_fd(), &namespace()))
     }
 
     /// Opens the directory of links to the open files.
@@ -38,6 +42,22 @@ impl FdDirectory {
     /// NotFound if the process has ended.
     pub fn open_links(pid: i32) -> io::Result<Self> {
         open_directory(&format!("/proc/{pid}/fd")).map(Self::new)
+    }
+
+    /// Opens the directory of links to the open files of this process, where some are copies of another process's files. Their
+    /// paths are those of the mount namespace of the process `viewer`.
+    ///
+    /// # Errors
+    /// As open(2), if there is no `/proc`.
+    pub fn open_copied_links(viewer: i32) -> io::Result<Self> {
+        let own = open_directory("/proc/self/fd")?;
+        Ok(Self { viewer: Some(viewer), ..Self::new(own) })
+    }
+
+    /// The directory in `/proc` of the process whose mounts the paths of the links belong to. A relative path is relative to
+    /// this directory.
+    pub fn viewer_directory(&self) -> Cow<'static, str> {
+        self.viewer.map_or(Cow::Borrowed(".."), |viewer| Cow::Owned(format!("/proc/{viewer}")))
     }
 
     /// Opens the directory of the files that [`FdInfo`] parses.

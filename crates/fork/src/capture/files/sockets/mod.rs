@@ -4,6 +4,7 @@
 //! read later. A connection with both ends in the tree is carried with its data in flight. If the peer is outside the tree,
 //! the child finds the other end closed.
 
+mod connectors;
 mod netlink;
 mod options;
 mod tcp;
@@ -27,8 +28,10 @@ use farfork_wire::descriptor::{
     OpenFileAttributes, PeerCredentials, Socket, SocketFile, SocketMessage, SocketState, parse_internet_address,
 };
 
+use connectors::Connector;
 pub(super) use options::{SocketDefaultsCache, read_options};
 use tcp::TcpState;
+pub(super) use tcp::protection_refusal;
 pub(super) use unix::QueuedMessage;
 
 const URGENT_DATA_REASON: &str =
@@ -127,8 +130,12 @@ pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     SocketSpec::read(fd).is_ok_and(|spec| match (spec.family, spec.socket_type) {
         (AF_UNIX, _) => true,
         (AF_INET | AF_INET6, SOCK_DGRAM) => is_connected(),
-        _ => tcp::is_over_loopback(fd, spec),
+        _ => tcp::is_over_loopback(fd, spec) || is_listening(fd),
     })
+}
+
+fn is_listening(fd: BorrowedFd<'_>) -> bool {
+    socket::read_number_option(fd, SOL_SOCKET, SO_ACCEPTCONN).is_ok_and(|listens| listens != 0)
 }
 
 /// Whether a process made a socket for itself: the socket listens, or is a Unix socket whose peer the same process made.
@@ -164,18 +171,12 @@ pub(in super::super) struct SocketContents {
     is_refused: bool,
     /// For a Unix stream: kernel memory of the data that it has sent and its peer has not read, in bytes.
     sent_memory_bytes: u32,
-    /// The process that SO_PEERCRED names, with its credentials when it created the connection.
-    creator: Option<ConnectionCreator>,
+    /// The credentials that SO_PEERCRED and SO_PEERGROUPS show; `None` if the kernel shows none.
+    creator: Option<PeerCredentials>,
+    /// For a Unix socket that waits to be accepted: whose credentials the accepted end will show.
+    connector: Connector,
     /// Why the socket cannot be carried.
     refusal: Option<String>,
-}
-
-/// The process that SO_PEERCRED of a Unix socket names.
-#[derive(Debug, Clone)]
-pub(in super::super) struct ConnectionCreator {
-    /// Its id in farfork's pid namespace.
-    pub(in super::super) pid: i32,
-    pub(in super::super) credentials: PeerCredentials,
 }
 
 /// Reads a socket of a stopped process.
@@ -199,6 +200,7 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
         is_refused: false,
         sent_memory_bytes: 0,
         creator: None,
+        connector: Connector::NoHolder,
         refusal: spec.refusal(),
     };
     match spec.family {
@@ -269,14 +271,14 @@ impl SocketContents {
     }
 }
 
-/// Reads which process created the connection of a Unix socket, or made it listen. `None` if the kernel knows none.
-fn read_creator(fd: BorrowedFd<'_>) -> io::Result<Option<ConnectionCreator>> {
+/// Reads the credentials of the process that created the connection of a Unix socket, or made it listen. That process may
+/// have ended, or be none of the tree. `None` if the kernel has recorded none.
+fn read_creator(fd: BorrowedFd<'_>) -> io::Result<Option<PeerCredentials>> {
+    const NO_ID: u32 = u32::MAX;
     let peer = socket::read_option(fd, SOL_SOCKET, SO_PEERCRED)?;
-    let [pid, uid, gid] = [0, 4, 8].map(|at| peer.get(at..at + 4).and_then(|word| word.try_into().ok()));
-    let words = (pid.map(i32::from_ne_bytes), uid.map(u32::from_ne_bytes), gid.map(u32::from_ne_bytes));
-    let (Some(pid @ 1..), Some(uid), Some(gid)) = words else { return Ok(None) };
-    let groups = socket::read_peer_groups(fd)?;
-    Ok(Some(ConnectionCreator { pid, credentials: PeerCredentials { uid, gid, groups } }))
+    let id_at = |at: usize| Some(u32::from_ne_bytes(peer.get(at..at + 4)?.try_into().ok()?)).filter(|id| *id != NO_ID);
+    let (Some(uid), Some(gid)) = (id_at(4), id_at(8)) else { return Ok(None) };
+    Ok(Some(PeerCredentials { uid, gid, groups: socket::read_peer_groups(fd)? }))
 }
 
 /// Whether errors and time stamps of a socket are queued (MSG_ERRQUEUE).
@@ -293,15 +295,10 @@ fn has_error_queue(fd: BorrowedFd<'_>) -> bool {
 pub(super) struct SocketTable<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
 
 impl SocketTable<'_> {
-    /// Builds the attributes of a socket. `is_member` selects the processes of the tree.
-    pub(super) fn build_attributes(
-        &self,
-        contents: &SocketContents,
-        is_member: impl Fn(i32) -> bool,
-    ) -> OpenFileAttributes {
-        let creator = contents.creator.as_ref().filter(|creator| is_member(creator.pid));
+    /// Builds the attributes of a socket.
+    pub(super) fn build_attributes(&self, contents: &SocketContents) -> OpenFileAttributes {
         OpenFileAttributes {
-            peer: creator.map(|creator| creator.credentials.clone()),
+            peer: contents.connector.credentials().or(contents.creator.as_ref()).cloned(),
             is_refused: contents.is_refused,
             sent_memory_bytes: contents.sent_memory_bytes,
             ..OpenFileAttributes::default()
@@ -324,7 +321,7 @@ impl SocketTable<'_> {
                 "it has unread messages, whose senders are not carried; let the process read them first".to_owned()
             );
         }
-        let (options, shut_down) = (Vec::new(), contents.shutdown);
+        let (options, shut_down) = (contents.md5_options(), contents.shutdown);
         let mut socket = Socket {
             family,
             kind,

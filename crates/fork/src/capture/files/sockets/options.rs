@@ -17,6 +17,7 @@ use super::{SocketSpec, netlink};
 
 /// Options of any socket.
 const SOCKET_OPTIONS: &[u32] = &[
+    abi::SO_DEBUG,
     abi::SO_REUSEADDR,
     abi::SO_DONTROUTE,
     abi::SO_BROADCAST,
@@ -49,6 +50,12 @@ const SOCKET_OPTIONS: &[u32] = &[
     abi::SO_PASSPIDFD,
     abi::SO_RCVPRIORITY,
     abi::SO_PASSRIGHTS,
+    abi::SO_NOFCS,
+    abi::SO_TXREHASH,
+    // After the older options for time stamps, because one flag of the kernel says for all of them which were set last.
+    abi::SO_TIMESTAMP_NEW,
+    abi::SO_TIMESTAMPNS_NEW,
+    abi::SO_TIMESTAMPING_NEW,
 ];
 
 /// Options of IPv4. IP_FREEBIND covers IPV6_FREEBIND: the kernel has one flag for both. The kernel does not show which
@@ -69,6 +76,14 @@ const IP_OPTIONS: &[u32] = &[
     abi::IP_MULTICAST_TTL,
     abi::IP_MULTICAST_LOOP,
     abi::IP_MULTICAST_ALL,
+    abi::IP_OPTIONS,
+    abi::IP_RECVOPTS,
+    abi::IP_RETOPTS,
+    abi::IP_PASSSEC,
+    abi::IP_CHECKSUM,
+    abi::IP_RECVFRAGSIZE,
+    abi::IP_RECVERR_RFC4884,
+    abi::IP_LOCAL_PORT_RANGE,
 ];
 
 /// Options of IPv6.
@@ -88,17 +103,26 @@ const IPV6_OPTIONS: &[u32] = &[
     abi::IPV6_AUTOFLOWLABEL,
     abi::IPV6_MINHOPCOUNT,
     abi::IPV6_RECVORIGDSTADDR,
+    abi::IPV6_2292PKTINFO,
+    abi::IPV6_2292HOPOPTS,
+    abi::IPV6_2292DSTOPTS,
+    abi::IPV6_2292RTHDR,
+    abi::IPV6_2292HOPLIMIT,
+    abi::IPV6_FLOWINFO,
+    abi::IPV6_ROUTER_ALERT_ISOLATE,
+    abi::IPV6_RECVERR_RFC4884,
+    abi::IPV6_FLOWINFO_SEND,
+    abi::IPV6_RECVHOPOPTS,
+    abi::IPV6_RECVRTHDR,
+    abi::IPV6_RECVDSTOPTS,
+    abi::IPV6_RECVPATHMTU,
+    abi::IPV6_ADDR_PREFERENCES,
+    abi::IPV6_RECVFRAGSIZE,
 ];
 
 /// Options that are not set on a stream. An accepted connection has its own multicast TTL, which cannot be set on a stream.
-/// A connected stream numbers its send timestamps by its bytes.
-const NON_STREAM_OPTIONS: [(u32, u32); 5] = [
-    (abi::SOL_IP, abi::IP_MULTICAST_TTL),
-    (abi::SOL_IP, abi::IP_MULTICAST_LOOP),
-    (abi::SOL_IPV6, abi::IPV6_MULTICAST_HOPS),
-    (abi::SOL_IPV6, abi::IPV6_MULTICAST_LOOP),
-    (abi::SOL_SOCKET, abi::SO_TIMESTAMPING),
-];
+const NON_STREAM_OPTIONS: [(u32, u32); 2] =
+    [(abi::SOL_IP, abi::IP_MULTICAST_TTL), (abi::SOL_IPV6, abi::IPV6_MULTICAST_HOPS)];
 
 /// Options of TCP.
 const TCP_OPTIONS: &[u32] = &[
@@ -117,6 +141,14 @@ const TCP_OPTIONS: &[u32] = &[
     abi::TCP_FASTOPEN,
     abi::TCP_NOTSENT_LOWAT,
     abi::TCP_INQ,
+    abi::TCP_WINDOW_CLAMP,
+    abi::TCP_SAVE_SYN,
+    abi::TCP_FASTOPEN_CONNECT,
+    abi::TCP_FASTOPEN_NO_COOKIE,
+    abi::TCP_TX_DELAY,
+    abi::TCP_RTO_MAX_MS,
+    abi::TCP_RTO_MIN_US,
+    abi::TCP_DELACK_MAX_US,
 ];
 
 /// Options of UDP.
@@ -228,6 +260,9 @@ fn changed_options(
         // IP_TOS sets SO_PRIORITY as well.
         let is_changed_by_another =
             option.name == abi::SO_PRIORITY && option.level == abi::SOL_SOCKET && has_priority(&options);
+        if is_computed_segment_size(&option) {
+            continue;
+        }
         if is_changed_by_another || new.differs_from(&option) {
             options.push(option);
         }
@@ -236,7 +271,7 @@ fn changed_options(
         // In a child, this end of a Unix socket sends all data that waits at the other end, so it needs the same buffer
         // size.
         let is_needed = spec.family == abi::AF_UNIX && name == abi::SO_SNDBUF;
-        if (is_needed || bytes != new_bytes) && has_locked_buffer(fd, spec, name) {
+        if (is_needed || bytes != new_bytes) && (!is_connected || has_locked_buffer(fd, spec, name)) {
             options.push(SocketOption {
                 level: abi::SOL_SOCKET,
                 name: forced,
@@ -263,11 +298,19 @@ fn buffer_lock_option(fd: BorrowedFd<'_>, set: &[SocketOption]) -> Option<Socket
 const SEND_LOCKED: i32 = 1;
 const RECEIVE_LOCKED: i32 = 2;
 
+/// Whether an option is a TCP_MAXSEG that no program can set. IP_OPTIONS on an idle socket makes the kernel compute one.
+fn is_computed_segment_size(option: &SocketOption) -> bool {
+    const SETTABLE_BYTES_MIN: u32 = 88;
+    let bytes = option.value.as_slice().try_into().map(u32::from_ne_bytes);
+    (option.level, option.name) == (abi::IPPROTO_TCP, abi::TCP_MAXSEG)
+        && bytes.is_ok_and(|bytes| bytes < SETTABLE_BYTES_MIN)
+}
+
 fn has_priority(options: &[SocketOption]) -> bool {
     options.iter().any(|option| (option.level, option.name) == (abi::SOL_IP, abi::IP_TOS))
 }
 
-/// Whether the program has chosen the size of a buffer. Only TCP sizes buffers itself, so only TCP is checked.
+/// Whether the program has chosen the size of a buffer. Only TCP sizes buffers itself, on connections, so only TCP is checked.
 fn has_locked_buffer(fd: BorrowedFd<'_>, spec: SocketSpec, name: u32) -> bool {
     if spec.family == abi::AF_UNIX || spec.socket_type != abi::SOCK_STREAM {
         return true;

@@ -7,14 +7,22 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use farfork_sys::sock_diag::SockDiag;
+use farfork_sys::sock_diag::{SockDiag, TcpMd5Key};
 use farfork_sys::socket;
-use farfork_sys::socket_abi::{IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_INFO};
-use farfork_wire::descriptor::{SocketState, parse_internet_address};
+use farfork_sys::socket_abi::{
+    IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_AO_INFO, TCP_INFO, TCP_MD5SIG_EXT, TCP_ULP,
+};
+use farfork_wire::descriptor::{SocketOption, SocketState, parse_internet_address};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::unix::UNREAD_PENDING_REASON;
 use super::{CLOSED, CONNECTED, LISTENING, QueuedMessage, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
+
+const AUTHENTICATION_REASON: &str = "it has keys of the TCP Authentication Option (TCP_AO_ADD_KEY), which cannot be read: not \
+     carried; close it first, or remove its keys and add them again in the child";
+
+const UPPER_PROTOCOL_REASON: &str = "it has a protocol above TCP in the kernel (TCP_ULP, such as TLS), whose state is not \
+     carried; close it first, or let the program encrypt by itself";
 
 /// States of a connection other than established.
 const FIN_WAIT_1: u8 = 4;
@@ -45,6 +53,8 @@ pub(super) struct TcpState {
     /// For a connection over the loopback: whether no file refers to the peer, so that the peer waits to be accepted. `None`
     /// if the kernel does not show it.
     is_peer_orphaned: Option<bool>,
+    /// For a listening socket: its keys for TCP MD5 signatures.
+    md5_keys: Vec<TcpMd5Key>,
 }
 
 /// The used part of `struct tcp_info`.
@@ -82,6 +92,20 @@ impl TcpInfo {
     }
 }
 
+/// Returns why a TCP socket that works in a child cannot be carried: it authenticates or encrypts its segments.
+pub(in super::super) fn protection_refusal(fd: BorrowedFd<'_>, state: &SocketState) -> Option<&'static str> {
+    let is_reset_in_child = matches!(state, SocketState::PeerOutside { .. });
+    if is_reset_in_child || !SocketSpec::read(fd).is_ok_and(SocketSpec::is_tcp) {
+        return None;
+    }
+    if socket::read_option(fd, IPPROTO_TCP, TCP_AO_INFO).is_ok() {
+        return Some(AUTHENTICATION_REASON);
+    }
+    // Without a protocol, the kernel returns an empty name.
+    let has_upper_protocol = socket::read_option(fd, IPPROTO_TCP, TCP_ULP).is_ok_and(|name| !name.is_empty());
+    has_upper_protocol.then_some(UPPER_PROTOCOL_REASON)
+}
+
 impl SocketContents {
     /// Reads the state of a TCP socket. Reads its queue if both ends may be in the tree, or have shut down the connection.
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
@@ -101,6 +125,11 @@ impl SocketContents {
                 is_others_nobodys = diagnosis.and_then(|diagnosis| self.is_peer_orphaned(diagnosis));
             }
         }
+        let listener = parse_internet_address(&self.address).filter(|_| self.state == LISTENING);
+        let md5_keys = match (diagnosis, listener) {
+            (Some(diagnosis), Some(address)) => diagnosis.tcp_md5_keys(address)?,
+            _ => Vec::new(),
+        };
         let network = socket::read_option(fd, SOL_SOCKET, SO_NETNS_COOKIE).unwrap_or_default();
         let (sent_bytes, arrived_bytes, unsent_bytes) = (info.sent_bytes, info.received_bytes, info.unsent_bytes);
         let waiting = info.accept_queue;
@@ -112,6 +141,7 @@ impl SocketContents {
             unsent_bytes,
             has_ended,
             is_peer_orphaned: is_others_nobodys,
+            md5_keys,
         });
         Ok(())
     }
@@ -122,6 +152,12 @@ impl SocketContents {
         if !self.is_refused {
             self.set_refusal(FAILED_CONNECT_REASON.to_owned());
         }
+    }
+
+    /// The options that give a listening socket its keys for TCP MD5 signatures again.
+    pub(super) fn md5_options(&self) -> Vec<SocketOption> {
+        let keys = self.tcp.iter().flat_map(|tcp| &tcp.md5_keys);
+        keys.map(|key| SocketOption { level: IPPROTO_TCP, name: TCP_MD5SIG_EXT, value: key.to_option() }).collect()
     }
 
     fn is_peer_orphaned(&self, diagnosis: &SockDiag) -> Option<bool> {

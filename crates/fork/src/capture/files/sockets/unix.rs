@@ -211,6 +211,9 @@ impl SocketTable<'_> {
         if contents.unread_bytes > 0 {
             return Some(Err(UNREAD_PENDING_REASON.to_owned()));
         }
+        if contents.connector.credentials().is_none() {
+            return Some(Err(UNKNOWN_CONNECTOR_REASON.to_owned()));
+        }
         let (address, through) = (contents.bound_address(), listener.bound_address());
         Some(Ok(SocketState::PendingAccept { address, through, turn: turn as u32 }))
     }
@@ -220,6 +223,10 @@ impl SocketTable<'_> {
 /// at.
 pub(super) const UNREAD_PENDING_REASON: &str = "it is a pending connection with unread data, which cannot be peeked at \
      before accept(2): not carried; let the process accept it first";
+
+/// The kernel shows who has connected a socket only after accept(2), and a server may authorise its client by that.
+const UNKNOWN_CONNECTOR_REASON: &str = "it is a pending connection, and which user has connected it is unknown: the \
+     processes that have the socket do not all have the user and the groups of its owner; let the process accept it first";
 
 /// The error must not be consumed, so the messages after it cannot be peeked at.
 const HIDDEN_RESET_REASON: &str = "it has unread messages after an error (ECONNRESET: its peer was closed before it \
@@ -266,7 +273,12 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let waiting = UnixStream::connect(&path).unwrap();
         let mut all = BTreeMap::from([contents_of(&listener), contents_of(&waiting)]);
-        let (inode, contents) = contents_of(&waiting);
+        let (inode, mut contents) = contents_of(&waiting);
+        let refusal = SocketTable(&all).build_socket(inode, &contents, 0).unwrap_err();
+        assert_eq!(refusal, UNKNOWN_CONNECTOR_REASON);
+        let status = farfork_sys::process::ProcStatus::read(std::process::id().cast_signed()).unwrap();
+        let owner = FileStatus { mode: 0o777, uid: status.uids[3], gid: status.gids[3] };
+        contents.add_holder(owner, [&status]);
         assert!(SocketTable(&all).build_socket(inode, &contents, 0).is_ok());
         fs::remove_file(&path).unwrap();
         all.extend([contents_of(UnixListener::bind(&path).unwrap())]);
