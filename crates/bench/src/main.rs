@@ -50,7 +50,7 @@ use serde_json::json;
 
 use benchmark::BenchCommand;
 use end_with_parent::end_with_parent;
-use stress::Stress;
+use stress::StressCommand;
 
 /// The command line, under the name of the program that the user typed.
 #[derive(Parser)]
@@ -75,7 +75,7 @@ pub(crate) struct GlobalArgs {
 #[derive(Subcommand)]
 enum Command {
     Bench(BenchCommand),
-    Stress(Stress),
+    Stress(StressCommand),
     /// Print or write the manual pages of these commands. `farfork man` runs this command.
     #[command(hide = true)]
     Man(ManualArguments),

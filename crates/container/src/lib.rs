@@ -29,7 +29,8 @@ mod users;
 
 pub use builder::OOM_SCORE_ADJUSTMENT;
 pub use cgroup::{
-    CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, ContainerLimits, MEMORY_BYTES_MIN, NodeCgroups, OomCause,
+    CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, ContainerLimits, LIMIT_CONTROLLERS, MEMORY_BYTES_MIN,
+    NodeCgroups, OomCause,
 };
 pub use config::{
     CACHED_ROOTS_MAX_DEFAULT, ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootReuseKey,

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::thread;
 
@@ -141,7 +142,6 @@ impl SockDiag {
     /// If the kernel does not report TCP sockets.
     pub fn tcp_md5_keys(&self, own: SocketAddr) -> io::Result<Vec<TcpMd5Key>> {
         const TCP: u8 = 6;
-        const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
         const MD5_KEYS: u16 = 18;
         const KEY_BYTES: usize = 100;
         /// The kernel adds the keys only to reports with extensions. This asks for all that the request can name.
@@ -149,20 +149,13 @@ impl SockDiag {
         let any = SocketAddr::new(if own.is_ipv4() { [0; 4].into() } else { [0; 16].into() }, 0);
         let answer = self.query_inet(TCP, [own, any], [NO_COOKIE, NO_COOKIE], ALL_EXTENSIONS)?;
         let Some(answer) = answer else { return Ok(Vec::new()) };
-        let mut at = ATTRIBUTES_AT;
-        while let (Some(length @ 4..), Some(kind)) = (u16_at(&answer, at), u16_at(&answer, at + 2)) {
-            if kind == MD5_KEYS {
-                let keys = answer.get(at + 4..at + usize::from(length)).ok_or_else(malformed)?;
-                let keys = keys.chunks(KEY_BYTES).map(TcpMd5Key::parse).collect::<Option<Vec<_>>>();
-                let mapped = |key: TcpMd5Key| match (key.peer, own) {
-                    (IpAddr::V4(peer), SocketAddr::V6(_)) => TcpMd5Key { peer: peer.to_ipv6_mapped().into(), ..key },
-                    _ => key,
-                };
-                return Ok(keys.ok_or_else(malformed)?.into_iter().map(mapped).collect());
-            }
-            at += usize::from(length).next_multiple_of(4);
-        }
-        Ok(Vec::new())
+        let Some(keys) = inet_attribute(&answer, MD5_KEYS)? else { return Ok(Vec::new()) };
+        let keys = keys.chunks(KEY_BYTES).map(TcpMd5Key::parse).collect::<Option<Vec<_>>>();
+        let mapped = |key: TcpMd5Key| match (key.peer, own) {
+            (IpAddr::V4(peer), SocketAddr::V6(_)) => TcpMd5Key { peer: peer.to_ipv6_mapped().into(), ..key },
+            _ => key,
+        };
+        Ok(keys.ok_or_else(malformed)?.into_iter().map(mapped).collect())
     }
 
     /// Returns the directions in which a connected UDP socket was shut down, as a mask: 1 for reading, 2 for writing. `None`
@@ -172,19 +165,14 @@ impl SockDiag {
     /// If the kernel does not report UDP sockets; ESTALE if another socket has the addresses.
     pub fn udp_shutdown(&self, own: SocketAddr, peer: SocketAddr, cookie: u64) -> io::Result<Option<u8>> {
         const UDP: u8 = 17;
-        const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
         const SHUT_DOWN: u16 = 8;
         let cookie = [cookie as u32, (cookie >> 32) as u32];
         // For UDP, the kernel expects the two ends in the opposite order.
         let Some(answer) = self.query_inet(UDP, [peer, own], cookie, 0)? else { return Ok(None) };
-        let mut at = ATTRIBUTES_AT;
-        while let (Some(length @ 4..), Some(kind)) = (u16_at(&answer, at), u16_at(&answer, at + 2)) {
-            if kind == SHUT_DOWN {
-                return answer.get(at + 4).copied().map(Some).ok_or_else(malformed);
-            }
-            at += usize::from(length).next_multiple_of(4);
+        match inet_attribute(&answer, SHUT_DOWN)? {
+            Some(mask) => mask.first().copied().map(Some).ok_or_else(malformed),
+            None => Ok(Some(0)),
         }
-        Ok(Some(0))
     }
 
     /// Queries one TCP or UDP socket; `None` if there is none. `extensions` is the mask of additional attributes.
@@ -222,15 +210,34 @@ impl SockDiag {
     }
 }
 
+/// The attributes of an answer whose message ends at `start`: their types, and where their data is.
+fn attributes(answer: &[u8], start: usize) -> impl Iterator<Item = (u16, Range<usize>)> {
+    let mut at = start;
+    std::iter::from_fn(move || {
+        let (length @ 4.., kind) = (u16_at(answer, at)?, u16_at(answer, at + 2)?) else { return None };
+        let data = at + 4..at + usize::from(length);
+        at += usize::from(length).next_multiple_of(4);
+        Some((kind, data))
+    })
+}
+
+/// The data of an attribute of a TCP or UDP socket; `None` if the answer does not have it.
+///
+/// # Errors
+/// The answer ends within the attribute.
+fn inet_attribute(answer: &[u8], wanted: u16) -> io::Result<Option<&[u8]>> {
+    const INET_MESSAGE_BYTES: usize = 72;
+    let found = attributes(answer, HEADER_BYTES + INET_MESSAGE_BYTES).find(|(kind, _)| *kind == wanted);
+    found.map(|(_, data)| answer.get(data).ok_or_else(malformed)).transpose()
+}
+
 /// Parses a header (length, type, flags, sequence, port), then a message with its attributes, or an error.
 fn parse(answer: &[u8]) -> io::Result<UnixSocket> {
     check_error(answer)?;
     let word = |at: usize| u32_at(answer, at);
     let state = *answer.get(HEADER_BYTES + 2).ok_or_else(malformed)?;
     let mut socket = UnixSocket { state, ..UnixSocket::default() };
-    let mut at = HEADER_BYTES + MESSAGE_BYTES;
-    while let (Some(length @ 4..), Some(kind)) = (u16_at(answer, at), u16_at(answer, at + 2)) {
-        let data = at + 4..at + usize::from(length);
+    for (kind, data) in attributes(answer, HEADER_BYTES + MESSAGE_BYTES) {
         match kind {
             2 => socket.peer = word(data.start),
             3 => socket.pending_clients = data.clone().step_by(4).filter_map(word).collect(),
@@ -241,7 +248,6 @@ fn parse(answer: &[u8]) -> io::Result<UnixSocket> {
             6 => socket.shut_down = *answer.get(data.start).ok_or_else(malformed)?,
             _ => {}
         }
-        at += usize::from(length).next_multiple_of(4);
     }
     Ok(socket)
 }

@@ -1,5 +1,5 @@
-//! What several benchmarks and long runs share: `local_cluster` has nodes and the requests to them, `testbed` namespaces
-//! for endpoints without nodes, and the other files clients, children, and checks.
+//! Parts that several benchmarks and long runs use. `local_cluster` has nodes and the requests to them. `testbed` has
+//! namespaces for endpoints without nodes. The other files have clients, children, and checks.
 
 pub(crate) mod create_methods;
 pub(crate) mod error_log;

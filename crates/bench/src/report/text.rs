@@ -28,7 +28,7 @@ enum TextColumnKind {
     /// It identifies the rows, and is repeated in each part of a table.
     Key,
     Figure,
-    /// What the figures to its left are compared with, so it stays with them.
+    /// The figures to its left are compared with this column, so it stays next to them.
     Compared,
 }
 

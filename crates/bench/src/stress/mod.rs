@@ -35,7 +35,7 @@ Examples:
   farfork stress rpc --checksum --seconds 600
 
 Exit status: 0 passed, 1 failed, 2 wrong usage.")]
-pub(crate) struct Stress {
+pub(crate) struct StressCommand {
     #[command(subcommand)]
     test: StressTest,
 }
@@ -48,7 +48,7 @@ enum StressTest {
     Rpc(rpc::StressRpc),
 }
 
-impl Stress {
+impl StressCommand {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.test {
             StressTest::Fork(test) => test.run(global),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeRecord, VolumeState, record_damage};
 
-/// What an import has done with each volume.
+/// The result of an import for each volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportSummary {
     /// Volumes whose records were written.

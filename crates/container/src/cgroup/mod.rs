@@ -16,7 +16,7 @@ use farfork_sys::cgroup::hierarchy::CgroupVersion;
 pub use self::container::ContainerCgroup;
 pub use self::error::CgroupError;
 pub use self::limits::{CPU_MILLICORES_MIN, ContainerLimits, MEMORY_BYTES_MIN, OomCause};
-pub use self::node::NodeCgroups;
+pub use self::node::{LIMIT_CONTROLLERS, NodeCgroups};
 
 /// Name of a container's control group in the node's directory.
 pub(crate) fn group_name(container: &str) -> String {

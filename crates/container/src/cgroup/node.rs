@@ -9,7 +9,7 @@ use super::unlimited::UnlimitedGroup;
 use super::{CgroupDirectory, CgroupError, ContainerCgroup};
 
 /// The controllers that limits of containers need.
-const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+pub const LIMIT_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// The controller that pauses containers on a machine without the unified hierarchy. In the unified hierarchy, every group
 /// can be frozen without it.
 const FREEZER: &str = "freezer";
@@ -35,7 +35,7 @@ impl NodeCgroups {
         // Version 2 first: version 1 cannot use a controller that version 2 has.
         hierarchies.sort_by_key(|hierarchy| hierarchy.version == CgroupVersion::V1);
         let is_unified = hierarchies.first().is_some_and(|hierarchy| hierarchy.version == CgroupVersion::V2);
-        let wanted = [&CONTROLLERS[..], if is_unified { &[] } else { &[FREEZER] }].concat();
+        let wanted = [&LIMIT_CONTROLLERS[..], if is_unified { &[] } else { &[FREEZER] }].concat();
         let mut directories: Vec<CgroupDirectory> = Vec::new();
         for hierarchy in &hierarchies {
             if !hierarchy.top.starts_with(STANDARD_TOP) {

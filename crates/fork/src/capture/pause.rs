@@ -380,16 +380,10 @@ async fn read_posix_timers(
     runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
-    // The survey also has threads that ended before the stop.
-    let threads: BTreeMap<i32, u32> = stopped
-        .snapshot
-        .threads
-        .iter()
-        .filter_map(|thread| {
-            let profile = survey.profiles.get(&thread.tid)?;
-            Some((thread.tid, profile.inner_id()))
-        })
-        .collect();
+    let threads = match listed {
+        [] => BTreeMap::new(),
+        _ => stopped_inner_ids(&stopped.snapshot, survey),
+    };
     let others = threads.iter().filter(|(tid, _)| **tid != survey.pid).map(|(_, inner_id)| *inner_id);
     let inner_ids: Vec<u32> = std::iter::once(survey.inner_id()).chain(others).collect();
     let refusals = timers::refusals(survey.pid, listed, &inner_ids);
@@ -401,6 +395,12 @@ async fn read_posix_timers(
     let timers = timers::read_remaining(&leader, listed, inner_id, start, runner).await?;
     stopped.read_late_signals()?;
     Ok(timers)
+}
+
+/// The inner ids of the stopped threads. The survey also has threads that ended before the stop.
+fn stopped_inner_ids(snapshot: &ProcessSnapshot, survey: &Survey) -> BTreeMap<i32, u32> {
+    let inner_id = |tid: i32| Some((tid, survey.profiles.get(&tid)?.inner_id()));
+    snapshot.threads.iter().filter_map(|thread| inner_id(thread.tid)).collect()
 }
 
 /// Starts the scripts of all threads. The leader is first, because its clone takes longest.

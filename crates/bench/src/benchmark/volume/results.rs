@@ -17,7 +17,7 @@ use crate::report::section::ReportSection;
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 use crate::workload::filebench::INTERVAL_S;
 
-/// What a run has in addition to samples.
+/// The results of a run other than samples.
 pub(super) struct VolumeNotes {
     pub(super) availability: Option<AvailabilityRun>,
     /// Version and settings of GlusterFS, or the reason why it was not measured; `None` if it was not wanted.

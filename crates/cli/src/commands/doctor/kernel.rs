@@ -5,13 +5,14 @@ use std::io;
 use std::path::Path;
 use std::thread;
 
+use farfork_container::LIMIT_CONTROLLERS;
 use farfork_sys::cgroup::hierarchy;
 use farfork_sys::namespace;
 use farfork_sys::pagemap::{PageTables, ScanDetail};
-use farfork_sys::process::is_same_open_file;
+use farfork_sys::process::{ProcStatus, is_same_open_file};
 use farfork_sys::userfaultfd::{UffdFeatures, Userfaultfd};
 
-use super::finding::Finding;
+use super::finding::HostFinding;
 
 const AS_ROOT: &str = "run as root; in a container, start the container with --privileged";
 
@@ -24,10 +25,10 @@ const CAPABILITIES: [(u32, &str, &str); 5] = [
     (40, "CAP_CHECKPOINT_RESTORE", "for process ids"),
 ];
 
-/// The controllers that limits of children need.
-const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// The place of the effective set in `ProcStatus::capabilities`.
+const EFFECTIVE: usize = 2;
 
-pub(super) fn check() -> Vec<Finding> {
+pub(super) fn check() -> Vec<HostFinding> {
     vec![
         check_architecture(),
         check_capabilities(),
@@ -43,136 +44,136 @@ pub(super) fn check() -> Vec<Finding> {
     ]
 }
 
-fn check_architecture() -> Finding {
+fn check_architecture() -> HostFinding {
     match std::env::consts::ARCH {
-        "x86_64" => Finding::ok("processor", "x86-64"),
-        other => Finding::problem("processor", other, "use an x86-64 machine"),
+        "x86_64" => HostFinding::ok("processor", "x86-64"),
+        other => HostFinding::problem("processor", other, "use an x86-64 machine"),
     }
 }
 
-fn check_capabilities() -> Finding {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let missing = missing_capabilities(&status);
+fn check_capabilities() -> HostFinding {
+    let effective = ProcStatus::read(own_pid()).map_or(0, |status| status.capabilities[EFFECTIVE]);
+    let missing = missing_capabilities(effective);
     if missing.is_empty() {
-        return Finding::ok("capabilities", "all that a daemon needs");
+        return HostFinding::ok("capabilities", "all that a daemon needs");
     }
-    Finding::problem("capabilities", format!("missing: {}", missing.join(", ")), AS_ROOT)
+    HostFinding::problem("capabilities", format!("missing: {}", missing.join(", ")), AS_ROOT)
 }
 
-/// Returns the needed capabilities that a process with this `/proc/PID/status` lacks.
-fn missing_capabilities(status: &str) -> Vec<String> {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
+/// Returns the needed capabilities that an effective set lacks.
+fn missing_capabilities(effective: u64) -> Vec<String> {
     let missing = CAPABILITIES.iter().filter(|(bit, ..)| effective >> bit & 1 == 0);
     missing.map(|(_, name, purpose)| format!("{name} {purpose}")).collect()
 }
 
+fn own_pid() -> i32 {
+    std::process::id().cast_signed()
+}
+
 /// PAGEMAP_SCAN, since Linux 6.7, is the newest facility that a daemon needs.
-fn check_page_scan() -> Finding {
+fn check_page_scan() -> HostFinding {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let own_pid = rustix::process::getpid().as_raw_nonzero().get();
-    let scanned = PageTables::open(own_pid)
+    let scanned = PageTables::open(own_pid())
         .and_then(|mut tables| tables.scan_populated(0, 1 << 12, ScanDetail::Owner, &mut Vec::new()));
     match scanned {
-        Ok(()) => Finding::ok("kernel", format!("Linux {release}")),
+        Ok(()) => HostFinding::ok("kernel", format!("Linux {release}")),
         Err(error) => {
             let found = format!("Linux {release}: PAGEMAP_SCAN fails: {error}");
-            Finding::problem("kernel", found, "install Linux 6.7 or later, with CONFIG_PROC_PAGE_MONITOR")
+            HostFinding::problem("kernel", found, "install Linux 6.7 or later, with CONFIG_PROC_PAGE_MONITOR")
         }
     }
 }
 
-fn check_userfaultfd() -> Finding {
+fn check_userfaultfd() -> HostFinding {
     let created = Userfaultfd::create().and_then(|uffd| uffd.enable(UffdFeatures::ALL_EVENTS));
     let remedy = format!("use a kernel with CONFIG_USERFAULTFD; {AS_ROOT}");
-    Finding::of_result("userfaultfd", created.map(|_| "available, with events"), &remedy)
+    HostFinding::of_result("userfaultfd", created.map(|_| "available, with events"), &remedy)
 }
 
 /// `ns_last_pid` exists exactly if the kernel has CONFIG_CHECKPOINT_RESTORE, which also permits the restore of memory maps
 /// (PR_SET_MM, see prctl(2)).
-fn check_checkpoint_restore() -> Finding {
+fn check_checkpoint_restore() -> HostFinding {
     if Path::new("/proc/sys/kernel/ns_last_pid").exists() {
-        return Finding::ok("checkpoint", "available");
+        return HostFinding::ok("checkpoint", "available");
     }
-    Finding::problem("checkpoint", "the kernel has no CONFIG_CHECKPOINT_RESTORE", "use a kernel with this option")
+    HostFinding::problem("checkpoint", "the kernel has no CONFIG_CHECKPOINT_RESTORE", "use a kernel with this option")
 }
 
-fn check_kcmp() -> Finding {
-    let own_pid = rustix::process::getpid().as_raw_nonzero().get();
-    let compared = is_same_open_file(own_pid, 0, 0);
+fn check_kcmp() -> HostFinding {
+    let compared = is_same_open_file(own_pid(), 0, 0);
     let remedy = "use a kernel with CONFIG_KCMP; in a container, permit kcmp(2) in the seccomp profile";
-    Finding::of_result("kcmp", compared.map(|_| "available"), remedy)
+    HostFinding::of_result("kcmp", compared.map(|_| "available"), remedy)
 }
 
-fn check_ptrace() -> Finding {
+fn check_ptrace() -> HostFinding {
     match fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default().trim() {
         "3" => {
             let remedy = "set kernel.yama.ptrace_scope to 1 in /etc/sysctl.d, and reboot";
-            Finding::problem("ptrace", "kernel.yama.ptrace_scope is 3: no process can be traced", remedy)
+            HostFinding::problem("ptrace", "kernel.yama.ptrace_scope is 3: no process can be traced", remedy)
         }
-        _ => Finding::ok("ptrace", "permitted"),
+        _ => HostFinding::ok("ptrace", "permitted"),
     }
 }
 
 /// A child has namespaces for processes, mounts, IPC, its host name and, with some options, its network. Time namespaces
 /// keep its clocks continuous.
-fn check_namespaces() -> Finding {
+fn check_namespaces() -> HostFinding {
     if !Path::new("/proc/self/ns/time").exists() {
         let found = "the kernel has no time namespaces";
-        return Finding::problem("namespaces", found, "use a kernel with CONFIG_TIME_NS");
+        return HostFinding::problem("namespaces", found, "use a kernel with CONFIG_TIME_NS");
     }
     let in_thread = thread::spawn(|| namespace::unshare_container(true)).join();
     let created = in_thread.unwrap_or_else(|_| Err(io::Error::other("the thread panicked")));
     let remedy = format!("raise the limits: sysctl user.max_net_namespaces=100000; {AS_ROOT}");
-    Finding::of_result("namespaces", created.map(|()| "can be created"), &remedy)
+    HostFinding::of_result("namespaces", created.map(|()| "can be created"), &remedy)
 }
 
-fn check_cgroups() -> Finding {
+fn check_cgroups() -> HostFinding {
     let hierarchies = match hierarchy::mounted_hierarchies() {
         Ok(hierarchies) if !hierarchies.is_empty() => hierarchies,
         found => {
             let found = found.err().map_or_else(|| "no hierarchy is mounted".to_owned(), |error| error.to_string());
-            return Finding::problem("cgroups", found, "mount -t cgroup2 cgroup2 /sys/fs/cgroup");
+            return HostFinding::problem("cgroups", found, "mount -t cgroup2 cgroup2 /sys/fs/cgroup");
         }
     };
     let available = |name: &str| hierarchies.iter().any(|hierarchy| hierarchy.has_controller(name));
-    let missing: Vec<_> = CONTROLLERS.into_iter().filter(|name| !available(name)).collect();
+    let missing: Vec<_> = LIMIT_CONTROLLERS.into_iter().filter(|name| !available(name)).collect();
     if missing.is_empty() {
-        return Finding::ok("cgroups", format!("{} can be limited", CONTROLLERS.join(", ")));
+        return HostFinding::ok("cgroups", format!("{} can be limited", LIMIT_CONTROLLERS.join(", ")));
     }
     let found = format!("children cannot be limited by {}", missing.join(", "));
     let remedy =
         "enable the controllers in cgroup.subtree_control of the parent group; under systemd, set Delegate=yes";
-    Finding::warning("cgroups", found, remedy)
+    HostFinding::warning("cgroups", found, remedy)
 }
 
-fn check_overlay() -> Finding {
+fn check_overlay() -> HostFinding {
     let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     if filesystems.lines().any(|line| line.ends_with("\toverlay")) {
-        return Finding::ok("overlay", "available");
+        return HostFinding::ok("overlay", "available");
     }
-    Finding::problem("overlay", "the kernel has not loaded overlayfs", "modprobe overlay")
+    HostFinding::problem("overlay", "the kernel has not loaded overlayfs", "modprobe overlay")
 }
 
-fn check_fuse() -> Finding {
+fn check_fuse() -> HostFinding {
     match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-        Ok(_) => Finding::ok("fuse", "available"),
+        Ok(_) => HostFinding::ok("fuse", "available"),
         Err(error) => {
             let found = format!("volumes cannot be mounted: /dev/fuse: {error}");
-            Finding::warning("fuse", found, "modprobe fuse; in a container, give it the device /dev/fuse")
+            HostFinding::warning("fuse", found, "modprobe fuse; in a container, give it the device /dev/fuse")
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::missing_capabilities;
+    use super::{CAPABILITIES, missing_capabilities};
 
     #[test]
     fn missing_capabilities_are_named() {
-        assert_eq!(missing_capabilities("Name:\tx\nCapEff:\t000001ffffffffff\n"), Vec::<String>::new());
-        let without_ptrace = format!("CapEff:\t{:016x}\n", 0x1ff_ffff_ffff_u64 & !(1 << 19));
-        assert_eq!(missing_capabilities(&without_ptrace), ["CAP_SYS_PTRACE to read memory"]);
-        assert_eq!(missing_capabilities("CapEff:\t0000000000000000\n").len(), 5);
+        let all = 0x1ff_ffff_ffff;
+        assert_eq!(missing_capabilities(all), Vec::<String>::new());
+        assert_eq!(missing_capabilities(all & !(1 << 19)), ["CAP_SYS_PTRACE to read memory"]);
+        assert_eq!(missing_capabilities(0).len(), CAPABILITIES.len());
     }
 }

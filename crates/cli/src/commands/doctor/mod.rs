@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use self::finding::{Finding, Status};
+use self::finding::{FindingStatus, HostFinding};
 use crate::GlobalArgs;
 use crate::connection::parse_address;
 use crate::output::{self, Table};
@@ -48,19 +48,19 @@ impl Doctor {
         } else {
             print_findings(&findings);
         }
-        let has_problem = findings.iter().any(|finding| finding.status == Status::Problem);
+        let has_problem = findings.iter().any(|finding| finding.status == FindingStatus::Problem);
         Ok(if has_problem { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }
 
 /// Prints a table of all findings, then the remedies.
-fn print_findings(findings: &[Finding]) {
+fn print_findings(findings: &[HostFinding]) {
     let mut table = Table::new(&["CHECK", "STATUS", "FOUND"]);
     for finding in findings {
         table.add_row([finding.check.to_owned(), finding.status.to_string(), finding.found.clone()]);
     }
     table.print();
-    for Finding { check, remedy, .. } in findings {
+    for HostFinding { check, remedy, .. } in findings {
         if let Some(remedy) = remedy {
             output::print_line(&format!("{check}: {remedy}"));
         }

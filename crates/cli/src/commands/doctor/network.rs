@@ -8,7 +8,7 @@ use farfork_api::client::request_with_timeout;
 use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1::{ListNodesRequest, NodeView};
 
-use super::finding::Finding;
+use super::finding::HostFinding;
 use crate::connection::ConnectionArgs;
 
 /// Largest difference between the clocks of two nodes, in milliseconds. Certificates and tokens are valid for hours, but the
@@ -22,12 +22,12 @@ pub(super) async fn list_nodes(connection: &ConnectionArgs) -> Option<Vec<NodeVi
     Some(answer.ok()?.into_inner().nodes)
 }
 
-pub(super) fn check(listen: SocketAddr, nodes: Option<&[NodeView]>) -> Vec<Finding> {
+pub(super) fn check(listen: SocketAddr, nodes: Option<&[NodeView]>) -> Vec<HostFinding> {
     vec![check_ports(listen, nodes), check_ip_command(), check_clock(nodes)]
 }
 
 /// Checks that the daemon can listen at both of its ports.
-fn check_ports(listen: SocketAddr, nodes: Option<&[NodeView]>) -> Finding {
+fn check_ports(listen: SocketAddr, nodes: Option<&[NodeView]>) -> HostFinding {
     let ports = [listen.port(), listen.port().saturating_add(1)];
     for port in ports {
         let address = SocketAddr::new(listen.ip(), port);
@@ -35,14 +35,14 @@ fn check_ports(listen: SocketAddr, nodes: Option<&[NodeView]>) -> Finding {
             return judge_bind_error(address, &error, nodes);
         }
     }
-    Finding::ok("ports", format!("{} and {} of {} are free", ports[0], ports[1], listen.ip()))
+    HostFinding::ok("ports", format!("{} and {} of {} are free", ports[0], ports[1], listen.ip()))
 }
 
-fn judge_bind_error(address: SocketAddr, error: &io::Error, nodes: Option<&[NodeView]>) -> Finding {
+fn judge_bind_error(address: SocketAddr, error: &io::Error, nodes: Option<&[NodeView]>) -> HostFinding {
     let own = nodes.into_iter().flatten().find(|node| node.is_self);
     let is_own_port = |own_address: &str| own_address.parse().is_ok_and(|own: SocketAddr| own.port() == address.port());
     if let Some(own) = own.filter(|own| is_own_port(&own.address) || is_own_port(&own.fabric_address)) {
-        return Finding::ok("ports", format!("node {} listens at {}", own.name, own.address));
+        return HostFinding::ok("ports", format!("node {} listens at {}", own.name, own.address));
     }
     let found = format!("{address}: {error}");
     let remedy = match error.kind() {
@@ -52,32 +52,32 @@ fn judge_bind_error(address: SocketAddr, error: &io::Error, nodes: Option<&[Node
         io::ErrorKind::AddrNotAvailable => "select an address that `ip address` shows".to_owned(),
         _ => "select another port".to_owned(),
     };
-    Finding::problem("ports", found, remedy)
+    HostFinding::problem("ports", found, remedy)
 }
 
 /// `farfork up` needs ip(8).
-fn check_ip_command() -> Finding {
+fn check_ip_command() -> HostFinding {
     match Command::new("ip").arg("-V").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status() {
-        Ok(_) => Finding::ok("ip", "installed"),
+        Ok(_) => HostFinding::ok("ip", "installed"),
         Err(error) => {
             let found = format!("`farfork up` does not work: ip(8): {error}");
-            Finding::warning("ip", found, "install iproute2 (apt-get install iproute2)")
+            HostFinding::warning("ip", found, "install iproute2 (apt-get install iproute2)")
         }
     }
 }
 
-fn check_clock(nodes: Option<&[NodeView]>) -> Finding {
-    let Some(nodes) = nodes else { return Finding::ok("clock", "not compared: no daemon answers") };
+fn check_clock(nodes: Option<&[NodeView]>) -> HostFinding {
+    let Some(nodes) = nodes else { return HostFinding::ok("clock", "not compared: no daemon answers") };
     let compared = || nodes.iter().filter_map(|node| Some((&node.name, node.clock_difference_ms?)));
     let Some((name, difference_ms)) = compared().max_by_key(|(_, difference_ms)| difference_ms.unsigned_abs()) else {
-        return Finding::ok("clock", "not compared: no other node has reported its clock");
+        return HostFinding::ok("clock", "not compared: no other node has reported its clock");
     };
     let found =
         format!("differs from {} nodes by at most {} ms ({name})", compared().count(), difference_ms.unsigned_abs());
     if difference_ms.unsigned_abs() <= CLOCK_DIFFERENCE_MAX_MS {
-        return Finding::ok("clock", found);
+        return HostFinding::ok("clock", found);
     }
-    Finding::warning("clock", found, "synchronise the clocks (timedatectl set-ntp true, or chronyd)")
+    HostFinding::warning("clock", found, "synchronise the clocks (timedatectl set-ntp true, or chronyd)")
 }
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
 
     use farfork_api::v1::NodeView;
 
-    use super::super::finding::Status;
+    use super::super::finding::FindingStatus;
     use super::{check_clock, check_ports};
 
     #[test]
@@ -94,11 +94,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let used = check_ports(address, None);
-        assert_eq!(used.status, Status::Problem);
+        assert_eq!(used.status, FindingStatus::Problem);
         assert!(used.remedy.unwrap().contains(&format!("sport = :{}", address.port())));
         let own =
             NodeView { name: "n1".to_owned(), address: address.to_string(), is_self: true, ..NodeView::default() };
-        assert_eq!(check_ports(address, Some(&[own])).status, Status::Ok);
+        assert_eq!(check_ports(address, Some(&[own])).status, FindingStatus::Ok);
         let missing = check_ports("203.0.113.1:7400".parse().unwrap(), None);
         assert_eq!(missing.remedy.as_deref(), Some("select an address that `ip address` shows"));
     }
@@ -112,9 +112,9 @@ mod tests {
         };
         let nodes = [node("n1", None), node("n2", Some(3)), node("n3", Some(-4200))];
         let finding = check_clock(Some(&nodes));
-        assert_eq!(finding.status, Status::Warning);
+        assert_eq!(finding.status, FindingStatus::Warning);
         assert_eq!(finding.found, "differs from 2 nodes by at most 4200 ms (n3)");
-        assert_eq!(check_clock(Some(&nodes[..2])).status, Status::Ok);
+        assert_eq!(check_clock(Some(&nodes[..2])).status, FindingStatus::Ok);
         assert_eq!(check_clock(None).found, "not compared: no daemon answers");
     }
 }

@@ -20,7 +20,7 @@ use crate::output::{print_json, print_line};
 
 /// Time between the two queries from which the rate of a replica is computed.
 const RATE_INTERVAL: Duration = Duration::from_millis(500);
-/// What a volume does while the catalog cannot be read.
+/// The state of a volume while the catalog cannot be read.
 const WITHOUT_CATALOG: &str = "\
 The tables are what this node knows. The writer continues to write and sync files that are open. Other writers wait, no
 node leaves the volume, and open(2) waits and then fails with EIO. All continues when the catalog answers.";

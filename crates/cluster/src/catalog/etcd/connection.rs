@@ -199,7 +199,7 @@ impl EtcdMembers {
         self.credentials.add_to(options)
     }
 
-    /// What to do when no member answers.
+    /// Returns the next step of the user when no member answers.
     fn next_step(&self) -> String {
         self.credentials.expired_certificate().unwrap_or_else(|| {
             let urls = self.urls.join(",");

@@ -13,7 +13,7 @@ use crate::catalog::location::EtcdLocation;
 /// The file of the client's certificate.
 const CERTIFICATE_FILE: &str = "client.pem";
 
-/// What a client proves to the members, and how it recognises them.
+/// The identity of a client, and the authority that it expects of the members.
 pub(super) struct EtcdCredentials {
     user: Option<EtcdUser>,
     tls: Option<TlsOptions>,

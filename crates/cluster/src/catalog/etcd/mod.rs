@@ -6,6 +6,7 @@
 mod connection;
 mod credentials;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -201,6 +202,10 @@ impl Catalog for EtcdCatalog {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have read a later revision.
         if cached.as_ref().is_none_or(|cached| cached.revision <= read.revision) {
+            let known = cached.as_ref().map(|cached| &cached.contents.damaged);
+            if known.unwrap_or(&BTreeMap::new()) != &contents.damaged {
+                tracing::warn!(damaged = ?contents.damaged, "the records of some volumes cannot be read");
+            }
             *cached = Some(read);
         }
         Ok(contents)

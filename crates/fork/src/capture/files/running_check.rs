@@ -28,7 +28,7 @@ pub(in crate::capture) struct RunningFileCheck {
     sockets: Vec<TaskFd>,
 }
 
-/// What a check found about the registrations of epoll instances.
+/// The findings of a check about the registrations of epoll instances.
 #[derive(Debug, Default)]
 pub(in crate::capture) struct EpollTargetReport {
     pub(in crate::capture) refusals: Vec<Refusal>,

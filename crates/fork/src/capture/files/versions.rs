@@ -125,10 +125,9 @@ pub(in crate::capture) fn note_unverifiable_files(pid: i32, fds: &[OpenFd], maps
         let link = statat(&links, fd.number.to_string(), AtFlags::SYMLINK_NOFOLLOW);
         link.is_ok_and(|link| link.st_mode & OWNER_MAY_WRITE != 0)
     };
-    let files =
-        fds.iter().filter(|fd| fd.kind == FdKind::Regular && !fd.is_standard_stream && !is_pseudo_path(&fd.link));
     // Removed files and memory files are copied in the pause.
-    let files = files.filter(|fd| !fd.is_deleted);
+    let is_file = |fd: &&OpenFd| fd.kind == FdKind::Regular && !fd.is_standard_stream && !fd.is_deleted;
+    let files = fds.iter().filter(is_file).filter(|fd| !is_pseudo_path(&fd.link));
     let open = files.filter(can_write).map(|fd| &fd.link);
     let written = |entry: &&MapEntry| entry.is_shared && entry.has_flag("mw") && entry.path.starts_with(b"/");
     let is_copied = |path: &[u8]| is_pseudo_path(path) || path.ends_with(DELETED_SUFFIX);

@@ -176,12 +176,16 @@ fn has_ambiguous_path(pid: i32, entry: &MapEntry) -> bool {
         return false;
     }
     let text = entry.path.split(|byte| *byte == b'\n').collect::<Vec<_>>().join(&b"\\012"[..]);
+    // Most removed files and memory files end here.
+    if !Path::new(OsStr::from_bytes(&text)).exists() {
+        return false;
+    }
     let found = || {
         let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
         statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok()
     };
-    // Without a path, or after the end of the mapping, `found` is none.
-    found().is_some() && Path::new(OsStr::from_bytes(&text)).exists() && path_identity::is_mapping_at_path(&text, found)
+    // After the end of the mapping, `found` is none.
+    found().is_some() && path_identity::is_mapping_at_path(&text, found)
 }
 
 /// Returns the path of a mapped file, by which children open it.

@@ -79,6 +79,9 @@ fn execute(
         }
         ControlRequest::ExportCatalog => {
             let (contents, failure) = read_or_recall(node)?;
+            // A file without these volumes would not be a backup.
+            let damaged = contents.damaged.keys().next();
+            damaged.map_or(Ok(None), |name| contents.volume(name)).map_err(|error| error.to_string())?;
             Ok(ControlAnswer::Catalog(Box::new(ExportedCatalog { contents: (*contents).clone(), failure })))
         }
         ControlRequest::ImportCatalog(contents) => {

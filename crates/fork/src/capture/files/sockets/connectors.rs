@@ -1,6 +1,6 @@
-//! Whose credentials the accepted end of a Unix connection will show (SO_PEERCRED) that still waits in a backlog. The kernel
-//! records them at connect(2), and shows them only after accept(2), which cannot be undone. So they are derived: from the
-//! processes that hold the connecting socket, if all of them have the credentials that its inode shows.
+//! The identity of the client of a Unix connection that waits in a backlog. The kernel records it at connect(2), and shows it
+//! only after accept(2), which cannot be undone (SO_PEERCRED). So it is derived from the processes that hold the client's
+//! socket, if all of them have the credentials that the inode of the socket shows.
 
 use farfork_sys::process::ProcStatus;
 use farfork_wire::descriptor::{FileStatus, PeerCredentials};
@@ -9,7 +9,7 @@ use super::SocketContents;
 
 /// The process that has connected a socket, as far as its holders tell.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) enum Connector {
+pub(super) enum UnixConnector {
     /// The socket does not wait to be accepted, or no process of the tree has it open.
     #[default]
     NoHolder,
@@ -20,7 +20,7 @@ pub(super) enum Connector {
     Ambiguous,
 }
 
-impl Connector {
+impl UnixConnector {
     /// The credentials of the connector; `None` if they are unknown.
     pub(super) fn credentials(&self) -> Option<&PeerCredentials> {
         match self {
@@ -71,8 +71,8 @@ mod tests {
         ProcStatus { uids: [uid; 4], gids: [500; 4], groups: groups.to_vec(), ..ProcStatus::default() }
     }
 
-    fn connector_of(holders: &[ProcStatus]) -> Connector {
-        let mut connector = Connector::default();
+    fn connector_of(holders: &[ProcStatus]) -> UnixConnector {
+        let mut connector = UnixConnector::default();
         holders.iter().for_each(|holder| connector.add_holder(OWNER, holder));
         connector
     }
@@ -81,14 +81,14 @@ mod tests {
     fn holders_with_the_credentials_of_the_owner_have_connected() {
         let expected = PeerCredentials { uid: 1003, gid: 500, groups: vec![600, 601] };
         let holders = [status(1003, &[600, 601]), status(1003, &[600, 601])];
-        assert_eq!(connector_of(&holders), Connector::Credentials(expected));
+        assert_eq!(connector_of(&holders), UnixConnector::Credentials(expected));
     }
 
     #[test]
     fn other_credentials_of_a_holder_are_ambiguous() {
-        assert_eq!(connector_of(&[]), Connector::NoHolder);
-        assert_eq!(connector_of(&[status(0, &[])]), Connector::Ambiguous);
-        assert_eq!(connector_of(&[status(1003, &[]), status(0, &[])]), Connector::Ambiguous);
-        assert_eq!(connector_of(&[status(1003, &[]), status(1003, &[600])]), Connector::Ambiguous);
+        assert_eq!(connector_of(&[]), UnixConnector::NoHolder);
+        assert_eq!(connector_of(&[status(0, &[])]), UnixConnector::Ambiguous);
+        assert_eq!(connector_of(&[status(1003, &[]), status(0, &[])]), UnixConnector::Ambiguous);
+        assert_eq!(connector_of(&[status(1003, &[]), status(1003, &[600])]), UnixConnector::Ambiguous);
     }
 }

@@ -28,7 +28,7 @@ use farfork_wire::descriptor::{
     OpenFileAttributes, PeerCredentials, Socket, SocketFile, SocketMessage, SocketState, parse_internet_address,
 };
 
-use connectors::Connector;
+use connectors::UnixConnector;
 pub(super) use options::{SocketDefaultsCache, read_options};
 use tcp::TcpState;
 pub(super) use tcp::protection_refusal;
@@ -174,7 +174,7 @@ pub(in super::super) struct SocketContents {
     /// The credentials that SO_PEERCRED and SO_PEERGROUPS show; `None` if the kernel shows none.
     creator: Option<PeerCredentials>,
     /// For a Unix socket that waits to be accepted: whose credentials the accepted end will show.
-    connector: Connector,
+    connector: UnixConnector,
     /// Why the socket cannot be carried.
     refusal: Option<String>,
 }
@@ -200,7 +200,7 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
         is_refused: false,
         sent_memory_bytes: 0,
         creator: None,
-        connector: Connector::NoHolder,
+        connector: UnixConnector::NoHolder,
         refusal: spec.refusal(),
     };
     match spec.family {
