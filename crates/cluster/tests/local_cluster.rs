@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode, UpProgress};
+use farfork_sys::pidfd;
 use rustix::process::{Pid, Signal, kill_process};
 
 const WAIT: Duration = Duration::from_secs(60);
@@ -180,7 +181,7 @@ fn an_etcd_is_started_restarted_and_removed_with_its_cluster() {
     let is_member = |command: &str| command.starts_with("etcd") && command.contains(config.run_dir.to_str().unwrap());
     let members = processes(is_member);
     assert_eq!(members.len(), 3);
-    members[..2].iter().for_each(|member| kill_process(*member, Signal::KILL).unwrap());
+    members[..2].iter().for_each(|member| kill(*member));
     cluster.restart_ended(&mut |_| ()).unwrap();
     assert!(read().unwrap());
     assert_eq!(processes(is_member).len(), 3);
@@ -188,6 +189,13 @@ fn an_etcd_is_started_restarted_and_removed_with_its_cluster() {
     drop(cluster.0.take());
     LocalCluster::load(&config.run_dir).unwrap().down().unwrap();
     assert_no_trace(&nodes, &config.run_dir);
+}
+
+/// Kills a process, and waits for its end: a process that is about to end still counts as running.
+fn kill(process: Pid) {
+    let pidfd = pidfd::open(process.as_raw_pid()).unwrap();
+    kill_process(process, Signal::KILL).unwrap();
+    assert!(pidfd::wait_exit(&pidfd, WAIT).unwrap());
 }
 
 /// The processes whose command lines meet a condition.
