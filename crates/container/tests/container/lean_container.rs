@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_container::{ContainerError, ContainerLimits, ContainerSpec, RootProtection, RootSpec};
+use farfork_sys::mount::{self, table};
+use farfork_sys::namespace;
 
 use crate::probe::{Node, ask, take, try_ask, until};
 
@@ -252,12 +255,19 @@ fn a_limited_container_has_control_groups_for_its_limits() {
 
 #[test]
 fn a_removed_container_leaves_nothing() {
-    let node = Node::new();
-    let mounts = || {
-        let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let run_dir = node.path().to_str().unwrap().to_owned();
-        text.lines().filter(|line| line.contains("farfork") || line.contains(&run_dir)).count()
+    // A thread with its own mount table: programs that run next to this test mount file systems, too.
+    let remove = || {
+        namespace::unshare_mounts().unwrap();
+        mount::make_private(Path::new("/")).unwrap();
+        remove_container();
     };
+    thread::scope(|scope| scope.spawn(remove).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
+/// Removes a container, and requires that its mounts were never in the calling thread's namespace.
+fn remove_container() {
+    let node = Node::new();
+    let mounts = || table::read_thread_mounts().unwrap();
     let before = mounts();
     let pool = node.pool(2);
     let container = take(&pool, RootSpec::Overlay);
