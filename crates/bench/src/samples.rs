@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -34,7 +34,7 @@ struct SampleKey<Case> {
 #[derive(Debug)]
 struct SampleFile {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: File,
 }
 
 /// The median and the spread of some samples.
@@ -74,14 +74,6 @@ impl<Case: Ord + Clone + Serialize> FigureSamples<Case> {
         }
         self.values.entry(key).or_default().push(value);
         Ok(())
-    }
-
-    /// Writes buffered samples to the file.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub(crate) fn flush(&mut self) -> Result<(), BenchError> {
-        self.lines.as_mut().map_or(Ok(()), SampleFile::flush)
     }
 
     /// The spread of a figure; `None` without samples.
@@ -164,21 +156,15 @@ impl SampleFile {
     fn create(path: &Path) -> Result<Self, BenchError> {
         let path = path.to_owned();
         match File::create(&path) {
-            Ok(file) => Ok(Self { path, file: BufWriter::new(file) }),
+            Ok(file) => Ok(Self { path, file }),
             Err(cause) => Err(BenchError::File { path, cause }),
         }
     }
 
     fn write(&mut self, line: &Value) -> Result<(), BenchError> {
-        writeln!(self.file, "{line}").map_err(|cause| self.write_error(cause))
-    }
-
-    fn flush(&mut self) -> Result<(), BenchError> {
-        self.file.flush().map_err(|cause| self.write_error(cause))
-    }
-
-    fn write_error(&self, cause: io::Error) -> BenchError {
-        BenchError::File { path: self.path.clone(), cause }
+        // One call for a line, so that a killed run leaves whole lines.
+        let written = self.file.write_all(format!("{line}\n").as_bytes());
+        written.map_err(|cause| BenchError::File { path: self.path.clone(), cause })
     }
 }
 
@@ -255,7 +241,6 @@ mod tests {
         let (case, pause) = (SizeCase { mib: 4 }, Figure::lower("pause", "pause", "ms"));
         samples.add(&case, pause, 1.5).unwrap();
         samples.add(&case, pause, 2.5).unwrap();
-        samples.flush().unwrap();
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

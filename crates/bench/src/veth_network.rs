@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::error::BenchError;
 
 /// Time limit for a holder process to enter its namespace.
-const ENTER_LIMIT: Duration = Duration::from_secs(5);
+const ENTER_LIMIT: Duration = Duration::from_secs(30);
 
 /// How often the entry is checked.
 const ENTER_POLL_INTERVAL: Duration = Duration::from_millis(2);

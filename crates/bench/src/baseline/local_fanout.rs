@@ -19,6 +19,9 @@ pub(crate) const LOCAL_FANOUT: EmbeddedProgram =
 /// Number of children at the same time: as many as a node starts at once.
 const CONCURRENT_CHILDREN: u64 = 8;
 
+/// Number of namespace sets that local forks use in turn. It exceeds the number of local forks at the same time.
+pub(crate) const NAMESPACE_SETS: u64 = 16;
+
 /// The network of the children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]

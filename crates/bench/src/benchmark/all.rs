@@ -21,7 +21,7 @@ use farfork_terminal::{output, privilege};
 use serde_json::json;
 use tonic::Code;
 
-use super::report::{explain_report_error, files_json, files_text, make_report};
+use super::report::{explain_report_error, files_text, make_report};
 use crate::{GlobalArgs, program_path};
 
 /// Run all benchmarks and stress tests, and make a report of their results.
@@ -66,7 +66,7 @@ impl BenchAll {
         let outcome = run_suite(&plan, &program, &|| interruption.is_set(), &mut show_event);
         let outcome = outcome.map_err(|error| explain(error, &plan.directory))?;
         let files = make_report(&plan.directory, None)?;
-        let document = || json!({ "suite": outcome, "report": files_json(&files) });
+        let document = || json!({ "suite": outcome, "report": files });
         output::print_report(global.json, document, || format!("{}{}", outcome_text(&outcome), files_text(&files)));
         Ok(if outcome.has_failures() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }

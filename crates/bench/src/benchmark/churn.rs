@@ -92,7 +92,6 @@ impl Benchmark for BenchChurn {
         }
         cluster.drop_seed(&seed).await?;
         cluster.stop()?;
-        samples.flush()?;
         Ok(self.results(&samples))
     }
 }

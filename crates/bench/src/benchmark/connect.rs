@@ -167,7 +167,6 @@ impl Benchmark for BenchConnect {
                 run.complete_step();
             }
         }
-        connections.samples.flush()?;
         Ok(self.results(server_threads, &connections.samples))
     }
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::baseline::container::{self, BareContainerRefusal, CONTAINER};
-use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
+use crate::baseline::local_fanout::{ChildLatency, ChildNetwork, NAMESPACE_SETS};
 use crate::error::BenchError;
 use crate::experiment::create_methods::{CreateMethod, CreateMethods, HeldChild};
 use crate::experiment::fanout_client::FanoutClient;
@@ -26,9 +26,6 @@ use crate::report::table::{ReportCell, ReportFigure, ReportTable};
 use crate::samples::FigureSamples;
 use crate::workload::child_task::ChildTask;
 use crate::workload::sparse::SPARSE;
-
-/// Number of namespace sets that local forks use in turn. It exceeds the number of local forks at the same time.
-const NAMESPACE_SETS: u64 = 16;
 
 /// Pause after a local fan-out, in which this thread answers the keep-alive probes of the nodes.
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
@@ -122,10 +119,9 @@ impl Benchmark for BenchFanout {
             run.complete_step();
         }
         fanouts.measure_memory(&mut cluster).await?;
-        let FanoutRun { creators, refusal, mut samples, .. } = fanouts;
+        let FanoutRun { creators, refusal, samples, .. } = fanouts;
         creators.stop(&mut cluster).await?;
         cluster.stop()?;
-        samples.flush()?;
         Ok(self.results(refusal.map(|refusal| refusal.to_string()), &samples))
     }
 }
@@ -252,7 +248,9 @@ impl BenchFanout {
             document["max"] = json!(samples.percentile(case, figure, 1.0));
             Some(document)
         });
-        let document = json!({ "plan": self, "bare_container_refused": refusal, "figures": figures });
+        let mut plan = json!(self);
+        plan["seconds"] = json!(self.seconds.unwrap_or(0.0));
+        let document = json!({ "plan": plan, "bare_container_refused": refusal, "figures": figures });
         BenchResults::new(section, document)
     }
 }

@@ -218,7 +218,6 @@ impl Benchmark for BenchFault {
             }
             run.complete_step();
         }
-        faults.samples.flush()?;
         faults.cluster.stop()?;
         Ok(self.results(&faults.samples))
     }

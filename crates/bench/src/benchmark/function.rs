@@ -117,7 +117,6 @@ impl Benchmark for BenchFunction {
             run.complete_step();
         }
         cluster.stop()?;
-        samples.flush()?;
         Ok(self.results(&samples, &profiles, &failures.require_other(sources.len())?))
     }
 }
@@ -262,10 +261,10 @@ impl FunctionTables<'_> {
             table.add_row([
                 ReportCell::text(name),
                 self.samples.cell(&case, RESIDENT),
-                self.compared(&case, PREPARE, None, |reference| reference.prepare_ms),
+                self.compared(name, None, PREPARE, None, |reference| reference.prepare_ms),
                 self.samples.cell(&case, PAUSE),
-                self.child(name, ChildPlace::Own, RESUME, Some(LOCAL_FORK), |reference| reference.resume_ms),
-                self.child(name, ChildPlace::Other, RESUME, None, |reference| reference.resume_ms),
+                self.compared(name, Some(ChildPlace::Own), RESUME, Some(LOCAL_FORK), |reference| reference.resume_ms),
+                self.compared(name, Some(ChildPlace::Other), RESUME, None, |reference| reference.resume_ms),
                 self.samples.cell(&case, LOCAL_FORK),
             ]);
         }
@@ -278,8 +277,9 @@ impl FunctionTables<'_> {
         let mut table = ReportTable::new("execution", title, &columns);
         for name in self.names.iter().copied() {
             let case = FunctionCase::new(name, None);
-            let child =
-                |place| self.child(name, place, EXECUTION, Some(LOCAL_EXECUTION), |reference| reference.execution_ms);
+            let child = |place| {
+                self.compared(name, Some(place), EXECUTION, Some(LOCAL_EXECUTION), |reference| reference.execution_ms)
+            };
             table.add_row([
                 ReportCell::text(name),
                 self.samples.cell(&case, FIRST_CALL),
@@ -306,28 +306,18 @@ impl FunctionTables<'_> {
         table
     }
 
-    fn child(
-        &self,
-        name: &str,
-        place: ChildPlace,
-        figure: Figure,
-        floor: Option<Figure>,
-        reference: fn(&FunctionReference) -> f64,
-    ) -> ReportCell {
-        self.compared(&FunctionCase::new(name, Some(place)), figure, floor, reference)
-    }
-
+    /// A figure of a function, next to its floor in the parent and to the published value.
     fn compared(
         &self,
-        case: &FunctionCase,
+        name: &str,
+        place: Option<ChildPlace>,
         figure: Figure,
         floor: Option<Figure>,
         reference: fn(&FunctionReference) -> f64,
     ) -> ReportCell {
-        let parent = FunctionCase { place: None, ..case.clone() };
-        let floor = floor.and_then(|floor| self.samples.median(&parent, floor));
-        let measured = self.samples.figure(case, figure);
-        let published = find_reference(&case.function).map(reference);
+        let floor = floor.and_then(|floor| self.samples.median(&FunctionCase::new(name, None), floor));
+        let measured = self.samples.figure(&FunctionCase::new(name, place), figure);
+        let published = find_reference(name).map(reference);
         measured.map(|measured| measured.with_floor(floor).with_reference(published)).into()
     }
 }

@@ -209,7 +209,6 @@ impl Benchmark for BenchPeak {
             }
             cluster.stop()?;
         }
-        samples.flush()?;
         Ok(self.results(&samples, &failures.require_other(workloads.len())?))
     }
 }

@@ -100,11 +100,10 @@ impl Benchmark for BenchPool {
             pool_run.measure_round().await?;
             run.complete_step();
         }
-        let PoolRun { creators, pausers, mut samples, .. } = pool_run;
+        let PoolRun { creators, pausers, samples, .. } = pool_run;
         pausers.stop(&mut cluster).await?;
         creators.stop(&mut cluster).await?;
         cluster.stop()?;
-        samples.flush()?;
         Ok(self.results(&samples))
     }
 }

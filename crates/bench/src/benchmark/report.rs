@@ -43,7 +43,7 @@ pub(crate) struct BenchReport {
 impl BenchReport {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let files = make_report(&self.directory, self.against.as_deref())?;
-        output::print_report(global.json, || files_json(&files), || files_text(&files));
+        output::print_report(global.json, || json!(files), || files_text(&files));
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -56,11 +56,6 @@ pub(super) fn make_report(directory: &Path, against: Option<&Path>) -> Result<Re
 /// Adds the next step to the error of a report.
 pub(super) fn explain_report_error(error: &ReportError) -> Failure {
     Failure::new(Code::FailedPrecondition, "report", error).with_next_step(error.next_step())
-}
-
-/// The paths of the report, for scripts.
-pub(super) fn files_json(files: &ReportFiles) -> serde_json::Value {
-    json!({ "html": files.html, "markdown": files.markdown })
 }
 
 /// The paths of the report, for people.

@@ -82,7 +82,6 @@ impl Benchmark for BenchTree {
         }
         drop(trees);
         cluster.stop()?;
-        samples.flush()?;
         Ok(self.results(&samples))
     }
 }

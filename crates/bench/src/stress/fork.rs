@@ -98,7 +98,7 @@ impl StressFunctions {
 }
 
 /// The clients and nodes of a fork load.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args, Serialize)]
 struct ForkLoadArgs {
     /// Number of nodes. The parent is on the first node.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count(1..=11))]
@@ -108,55 +108,42 @@ struct ForkLoadArgs {
     clients: usize,
     /// The sizes of MITOSIS's stress tests: 11 nodes, and 12 clients on each node except the parent's.
     #[arg(long, conflicts_with_all = ["nodes", "clients"])]
+    #[serde(skip)]
     like_the_document: bool,
     /// Time for which the clients fork, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = parse_seconds)]
     seconds: f64,
     /// Minimum rate of each client, in children per second. No client may wait longer for a child than the rate allows.
     #[arg(long, value_name = "RATE", default_value_t = 0.1, value_parser = parse_rate)]
+    #[serde(rename = "floor_per_s")]
     floor: f64,
     /// Paging strategy of children, as `farfork fork --strategy` [default: as `farfork fork`].
     #[arg(long, value_name = "STRATEGY", default_value = "", hide_default_value = true)]
     strategy: String,
     #[command(flatten)]
+    #[serde(flatten)]
     node_options: NodeOptions,
     #[command(flatten)]
+    #[serde(flatten)]
     encryption: EncryptionOption,
 }
 
 impl ForkLoadArgs {
     /// The parameters of a run with this workload.
     fn plan(&self, workload: ForkWorkload, function_options: FunctionOptions) -> StressForkParameters {
-        let (nodes, clients, parent_nodes) = match self.like_the_document {
-            true => (DOCUMENT_NODES, DOCUMENT_CLIENTS, 1),
-            false => (self.nodes, self.clients, 0),
-        };
-        StressForkParameters {
-            nodes,
-            clients,
-            parent_nodes,
-            workload,
-            function_options,
-            strategy: self.strategy.clone(),
-            seconds: self.seconds,
-            floor_per_s: self.floor,
-            node_options: self.node_options.clone(),
-            encryption: self.encryption,
+        let (mut load, mut parent_nodes) = (self.clone(), 0);
+        if load.like_the_document {
+            (load.nodes, load.clients, parent_nodes) = (DOCUMENT_NODES, DOCUMENT_CLIENTS, 1);
         }
+        StressForkParameters { load, parent_nodes, workload, function_options }
     }
 }
 
 /// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
 struct StressForkParameters {
-    /// Number of nodes; the parent is on the first.
-    nodes: usize,
-    /// Client processes per node.
-    clients: usize,
-    /// How long the clients fork, in seconds.
-    seconds: f64,
-    /// Minimum rate of each client, in children per second.
-    floor_per_s: f64,
+    #[serde(flatten)]
+    load: ForkLoadArgs,
     /// Number of nodes without clients: 0, or 1 for the parent's node, which is the first.
     parent_nodes: usize,
     /// The program whose children are forked.
@@ -164,12 +151,6 @@ struct StressForkParameters {
     /// How functions are run.
     #[serde(skip)]
     function_options: FunctionOptions,
-    /// Paging strategy of the children, as in `farfork fork --strategy`; empty for the default.
-    strategy: String,
-    #[serde(flatten)]
-    node_options: NodeOptions,
-    #[serde(flatten)]
-    encryption: EncryptionOption,
 }
 
 /// Result of a run.
@@ -196,7 +177,7 @@ struct StressForkOutcome {
 impl StressForkParameters {
     /// Number of client processes on all nodes.
     fn all_clients(&self) -> usize {
-        self.clients * (self.nodes - self.parent_nodes)
+        self.load.clients * (self.load.nodes - self.parent_nodes)
     }
 }
 
@@ -297,18 +278,18 @@ async fn stress_fork(
     farfork: &Path,
     show: &mut dyn FnMut(&StressForkOutcome) -> ControlFlow<()>,
 ) -> Result<StressForkOutcome, BenchError> {
-    let (encrypted, arguments) = (plan.encryption.encrypted, plan.node_options.arguments());
-    let mut cluster = BenchCluster::start_nodes(farfork.to_owned(), plan.nodes, encrypted, &arguments).await?;
+    let (encrypted, arguments) = (plan.load.encryption.encrypted, plan.load.node_options.arguments());
+    let mut cluster = BenchCluster::start_nodes(farfork.to_owned(), plan.load.nodes, encrypted, &arguments).await?;
     let parent = plan.workload.start(cluster.scratch(), &plan.function_options)?;
     let seed = cluster.prepare(parent.pid()).await?.seed;
     let load = ForkLoad {
         farfork,
         nodes: &cluster.nodes()[plan.parent_nodes..],
-        clients_per_node: plan.clients,
+        clients_per_node: plan.load.clients,
         seed: &seed,
         task: parent.task(),
-        strategy: &plan.strategy,
-        seconds: plan.seconds,
+        strategy: &plan.load.strategy,
+        seconds: plan.load.seconds,
     };
     load.warm_up().await?;
     let before = ResourceCounts::read_steady(cluster.nodes()).await;
@@ -358,13 +339,13 @@ fn run_load(
 }
 
 fn judge_outcome(plan: &StressForkParameters, outcome: &mut StressForkOutcome) {
-    let gap_ms_max = 1e3 / plan.floor_per_s;
+    let gap_ms_max = 1e3 / plan.load.floor;
     if outcome.longest_gap_ms > gap_ms_max {
         let gap = outcome.longest_gap_ms;
         outcome.faults.push(format!("a client got no child for {gap:.0} ms; the limit is {gap_ms_max:.0} ms"));
     }
     let all = plan.all_clients() as f64;
-    if outcome.per_s < plan.floor_per_s * all {
+    if outcome.per_s < plan.load.floor * all {
         outcome.faults.push(format!("{:.2} children a second by {all} clients in all", outcome.per_s));
     }
     outcome.faults.extend(outcome.counts.iter().filter_map(ResourceCount::leak_text));

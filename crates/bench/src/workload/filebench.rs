@@ -54,7 +54,7 @@ pub(crate) struct FilebenchSpec {
     /// Number of files in the set.
     pub(crate) files: u64,
     pub(crate) seconds: f64,
-    /// Whether all files and appends have the same size.
+    /// Whether all new files have the same size. Those of appends differ.
     pub(crate) has_constant_sizes: bool,
 }
 

@@ -310,7 +310,7 @@ impl<'a> ForkRun<'a> {
     ) -> Result<Self, BenchError> {
         let cluster = match plan.resume_case().has_zygotes() {
             false => BenchCluster::start(farfork, plan.encryption.encrypted).await?,
-            true => BenchCluster::start_with_zygotes(farfork, plan.encryption.encrypted).await?,
+            true => BenchCluster::start_nodes(farfork, 2, plan.encryption.encrypted, &[]).await?,
         };
         let micro = MICRO.install(cluster.scratch())?;
         let link = LINK_COPY.install(cluster.scratch())?;
@@ -348,7 +348,6 @@ impl<'a> ForkRun<'a> {
             let deadline = Instant::now() + time_share(&steps[done..], self.plan.runs(), left);
             let quota = SampleQuota::new(step.runs_min(left), self.plan.runs(), deadline);
             self.run_step(step.kind, fork_subject, quota).await?;
-            self.samples.flush()?;
             run.complete_step();
         }
         self.finish(fork_subject).await

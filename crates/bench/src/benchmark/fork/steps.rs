@@ -1,6 +1,6 @@
 //! Takes the samples of each `ForkStep` of `farfork bench fork`.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::plan::{ForkStepKind, ResumeCase, SampleQuota};
 use super::{
@@ -210,11 +210,7 @@ impl ForkRun<'_> {
 }
 
 async fn sleep_before(pace: Pace) {
-    let time = match pace {
-        Pace::BackToBack => Duration::ZERO,
-        Pace::Idle => IDLE,
-    };
-    if !time.is_zero() {
-        tokio::time::sleep(time).await;
+    if pace == Pace::Idle {
+        tokio::time::sleep(IDLE).await;
     }
 }

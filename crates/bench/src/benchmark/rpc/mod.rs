@@ -177,7 +177,6 @@ impl Benchmark for BenchRpc {
                 run.complete_step();
             }
         }
-        calls.samples.flush()?;
         Ok(self.results(&calls.samples, &calls.outcomes))
     }
 

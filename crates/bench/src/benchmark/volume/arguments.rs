@@ -51,7 +51,7 @@ pub(crate) struct BenchVolume {
     /// Operations of the latency runs: sequential writes and reads, and reads and writes at random offsets of 4 KiB. Reads
     /// are of a file that was written and synced before; writes are synced.
     #[arg(long, value_name = "sw,sr,rr,rw", value_delimiter = ',', default_value = "sw")]
-    access: Vec<FileAccess>,
+    pub(super) access: Vec<FileAccess>,
     /// Bytes of each write or read.
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = size(1..=4 << 20))]
     pub(super) bytes: u64,
@@ -126,7 +126,7 @@ pub(crate) struct BenchVolume {
     /// The sizes of LineFS's document: 12 GiB of throughput, 600,000 points, 10,000 files, constant mails of 16 KiB, a
     /// million entries, and one run of each row. Needs 40 GiB of memory.
     #[arg(long, conflicts_with = "quick")]
-    like_the_document: bool,
+    pub(super) like_the_document: bool,
     #[command(flatten)]
     pub(super) samples: SamplesOption,
 }
@@ -159,21 +159,14 @@ enum LoadChoice {
 
 impl ExperimentName {
     fn experiments(self, loops: &[FilebenchLoop]) -> Vec<VolumeExperiment> {
-        let loops = || loops.iter().copied().map(VolumeExperiment::of_loop).collect::<Vec<_>>();
         match self {
             Self::All => {
-                let first = [
-                    VolumeExperiment::Latency,
-                    VolumeExperiment::Throughput,
-                    VolumeExperiment::Interference,
-                    VolumeExperiment::CopyMethods,
-                ];
-                let last = [VolumeExperiment::Leveldb, VolumeExperiment::Availability];
-                first.into_iter().chain(loops()).chain(last).collect()
+                let others = Self::value_variants().iter().filter(|name| **name != Self::All);
+                others.flat_map(|name| name.experiments(loops)).collect()
             }
             Self::CopyMethods => vec![VolumeExperiment::CopyMethods],
             Self::Interference => vec![VolumeExperiment::Interference],
-            Self::Filebench => loops(),
+            Self::Filebench => loops.iter().copied().map(VolumeExperiment::of_loop).collect(),
             Self::Leveldb => vec![VolumeExperiment::Leveldb],
             Self::Availability => vec![VolumeExperiment::Availability],
             Self::Latency => vec![VolumeExperiment::Latency],
@@ -198,16 +191,6 @@ impl BenchVolume {
             (_, true) => document,
             _ => full,
         })
-    }
-
-    /// The operations of the latency runs.
-    pub(super) fn accesses(&self) -> &[FileAccess] {
-        &self.access
-    }
-
-    /// Whether all mails have the same size, as in the document.
-    pub(super) fn has_constant_mails(&self) -> bool {
-        self.like_the_document
     }
 
     pub(super) fn operations(&self) -> u64 {
@@ -296,7 +279,7 @@ impl BenchVolume {
             "with_gluster": with_gluster,
             "access": self.access,
             "workloads": self.workloads.iter().map(|workload| workload.name()).collect::<Vec<_>>(),
-            "constant_mails": self.has_constant_mails(),
+            "constant_mails": self.like_the_document,
         })
     }
 

@@ -105,7 +105,7 @@ pub(super) fn run_availability(
         directory: storage.directory.clone(),
         files: plan.files_of(VolumeExperiment::Varmail),
         seconds,
-        has_constant_sizes: plan.has_constant_mails(),
+        has_constant_sizes: plan.like_the_document,
     };
     let process = FilebenchProcess::start(farfork, &spec)?;
     let finished = inject_faults(plan.period_s(), testbed, check_interrupt).and_then(|faults| {

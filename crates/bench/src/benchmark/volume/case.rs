@@ -192,7 +192,7 @@ impl BenchVolume {
                 _ => all_loads,
             };
             let accesses = match experiment {
-                VolumeExperiment::Latency => self.accesses(),
+                VolumeExperiment::Latency => &self.access[..],
                 _ => &[FileAccess::SequentialWrite],
             };
             let copy_methods = match experiment {

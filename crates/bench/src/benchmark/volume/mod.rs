@@ -89,9 +89,8 @@ impl Benchmark for BenchVolume {
             let (farfork, testbed) = (&volume_run.farfork, &mut volume_run.testbed);
             availability = Some(run_availability(self, farfork, testbed, &mut check_interrupt)?);
         }
-        let VolumeRun { testbed, mut samples, .. } = volume_run;
+        let VolumeRun { testbed, samples, .. } = volume_run;
         testbed.stop()?;
-        samples.flush()?;
         Ok(self.results(&samples, VolumeNotes { availability, gluster }))
     }
 }
@@ -236,12 +235,9 @@ impl VolumeRun<'_> {
         operations: FilebenchLoop,
         storage: &MountedStorage,
     ) -> Result<Vec<(Figure, f64)>, BenchError> {
-        let files = match operations {
-            FilebenchLoop::Varmail => self.plan.files_of(VolumeExperiment::Varmail),
-            FilebenchLoop::Fileserver => self.plan.files_of(VolumeExperiment::Fileserver),
-        };
+        let files = self.plan.files_of(VolumeExperiment::of_loop(operations));
         let (directory, seconds) = (storage.directory.clone(), self.plan.seconds());
-        let has_constant_sizes = self.plan.has_constant_mails() && operations == FilebenchLoop::Varmail;
+        let has_constant_sizes = self.plan.like_the_document && operations == FilebenchLoop::Varmail;
         let spec = FilebenchSpec { operations, directory, files, seconds, has_constant_sizes };
         let intervals = FilebenchProcess::start(&self.farfork, &spec)?.finish()?;
         let mean = intervals.iter().map(|interval| interval.per_s).sum::<f64>() / intervals.len() as f64;

@@ -51,8 +51,8 @@ impl BenchVolume {
         let question = "What does a write to three replicas cost, next to sockets and to a local file system?";
         let section = ReportSection::new("volume", "Volumes", question)
             .with_table(tables.latency())
-            .with_table(tables.latency_of_systems())
-            .with_table(tables.latency_of_accesses())
+            .with_table(tables.latency_by_system("latency-systems", "The same, by system", true))
+            .with_table(tables.latency_by_system("latency-access", "Reads, and synced writes at random offsets", false))
             .with_table(tables.throughput())
             .with_table(tables.interference())
             .with_table(tables.copy_methods())
@@ -159,30 +159,17 @@ impl VolumeTables<'_> {
         table
     }
 
-    /// All times of all systems.
-    fn latency_of_systems(&self) -> ReportTable {
-        let columns = [&["replicas", "system"][..], &LATENCY_FIGURES.map(|figure| figure.name)].concat();
-        let mut table = ReportTable::new("latency-systems", "The same, by system", &columns);
+    /// All times of all systems: of sequential writes, or of the other accesses.
+    fn latency_by_system(&self, id: &str, title: &str, is_sequential_write: bool) -> ReportTable {
+        let keys =
+            if is_sequential_write { &["replicas", "system"][..] } else { &["replicas", "operations", "system"] };
+        let mut table = ReportTable::new(id, title, &[keys, &LATENCY_FIGURES.map(|figure| figure.name)].concat());
         for (case, system) in self.plan.points_to_measure(self.with_gluster) {
-            if case.experiment == VolumeExperiment::Latency && case.is_sequential_write() {
-                let key = [ReportCell::text(case.load.name()), ReportCell::text(system.name())];
+            if case.experiment == VolumeExperiment::Latency && case.is_sequential_write() == is_sequential_write {
+                let access = (!is_sequential_write).then_some(case.access.name());
+                let key = [Some(case.load.name()), access, Some(system.name())].into_iter().flatten();
                 let cells = LATENCY_FIGURES.map(|figure| self.figure(&case, system, figure).into());
-                table.add_row(key.into_iter().chain(cells));
-            }
-        }
-        table
-    }
-
-    /// The times of reads and of random writes.
-    fn latency_of_accesses(&self) -> ReportTable {
-        let title = "Reads, and synced writes at random offsets";
-        let columns = [&["replicas", "operations", "system"][..], &LATENCY_FIGURES.map(|figure| figure.name)].concat();
-        let mut table = ReportTable::new("latency-access", title, &columns);
-        for (case, system) in self.plan.points_to_measure(self.with_gluster) {
-            if case.experiment == VolumeExperiment::Latency && !case.is_sequential_write() {
-                let key = [case.load.name(), case.access.name(), system.name()].map(ReportCell::text);
-                let cells = LATENCY_FIGURES.map(|figure| self.figure(&case, system, figure).into());
-                table.add_row(key.into_iter().chain(cells));
+                table.add_row(key.map(ReportCell::text).chain(cells));
             }
         }
         table

@@ -30,7 +30,7 @@ const XFS_SPARE_MIB: u64 = 512;
 /// The name of the volume.
 const VOLUME: &str = "bench";
 /// Time limit to drop a volume after umount(2). The volume's client may still run for some time.
-const DROP_LIMIT: Duration = Duration::from_secs(20);
+const DROP_LIMIT: Duration = Duration::from_secs(30);
 const DROP_RETRY: Duration = Duration::from_millis(50);
 
 /// Three nodes with their files in memory, and directories on other file systems.

@@ -7,6 +7,8 @@ mod markdown;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use super::drawing::draw_plot_file;
 use super::error::ReportError;
 use super::results::{NamedSection, ResultDirectory};
@@ -46,7 +48,7 @@ impl OtherRun<'_> {
 }
 
 /// The files of a report.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct ReportFiles {
     /// The page.
     pub(crate) html: PathBuf,

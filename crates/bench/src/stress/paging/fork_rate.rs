@@ -10,7 +10,7 @@ use farfork_api::v1;
 use serde::Serialize;
 
 use super::cluster::{REQUEST_LIMIT, SoakCluster};
-use crate::baseline::local_fanout::{ChildNetwork, LOCAL_FANOUT, LocalFanout};
+use crate::baseline::local_fanout::{ChildNetwork, LOCAL_FANOUT, LocalFanout, NAMESPACE_SETS};
 use crate::error::BenchError;
 use crate::experiment::fanout_client::FanoutClient;
 use crate::experiment::local_cluster::request_failure;
@@ -30,9 +30,6 @@ const LAST_MEASUREMENTS_MAX: usize = 8;
 
 /// Private memory of the parent, in MiB.
 const MIB: u64 = 4;
-
-/// Number of namespace sets that local forks use in turn. It exceeds the number of local forks at the same time.
-const NAMESPACE_SETS: u64 = 16;
 
 /// The last rate must reach this fraction of the first.
 const RATE_RATIO_MIN: f64 = 0.9;
