@@ -179,12 +179,11 @@ fn an_etcd_is_started_restarted_and_removed_with_its_cluster() {
     assert!(read().unwrap());
     // Two of three members.
     let is_member = |command: &str| command.starts_with("etcd") && command.contains(config.run_dir.to_str().unwrap());
-    let members = processes(is_member);
-    assert_eq!(members.len(), 3);
+    let members = wait_for_three(is_member);
     members[..2].iter().for_each(|member| kill(*member));
     cluster.restart_ended(&mut |_| ()).unwrap();
     assert!(read().unwrap());
-    assert_eq!(processes(is_member).len(), 3);
+    wait_for_three(is_member);
     // As if the process that made the cluster had been killed.
     drop(cluster.0.take());
     LocalCluster::load(&config.run_dir).unwrap().down().unwrap();
@@ -196,6 +195,19 @@ fn kill(process: Pid) {
     let pidfd = pidfd::open(process.as_raw_pid()).unwrap();
     kill_process(process, Signal::KILL).unwrap();
     assert!(pidfd::wait_exit(&pidfd, WAIT).unwrap());
+}
+
+/// Waits until the command lines of three processes meet a condition: an etcd answers before its last member runs.
+fn wait_for_three(condition: impl Fn(&str) -> bool + Copy) -> Vec<Pid> {
+    let deadline = Instant::now() + WAIT;
+    loop {
+        let found = processes(condition);
+        if found.len() == 3 {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{found:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The processes whose command lines meet a condition.

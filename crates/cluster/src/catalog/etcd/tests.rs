@@ -1,6 +1,8 @@
 //! Tests of `EtcdCatalog` with real servers: `etcd` of Debian's package `etcd-server`, at addresses of the loopback.
 
+use std::fs;
 use std::process::Command;
+use std::time::Instant;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -106,17 +108,24 @@ fn changes_continue_when_the_disk_of_the_leader_is_slow() {
     let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
     catalog.write_volume(&name, &new_record()).unwrap();
     let pid = servers.etcd.process_id(servers.leader()).to_string();
+    let trace = tempfile::NamedTempFile::new().unwrap();
     let mut slow_disk = Command::new("strace");
-    slow_disk.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync", "-p", &pid]);
+    slow_disk.args(["-f", "-qq", "-e", "trace=fsync,fdatasync", "-p", &pid]).arg("-o").arg(trace.path());
     slow_disk.args(["-e", "inject=fsync,fdatasync:delay_exit=300000"]);
     let mut slow_disk = slow_disk.spawn().expect("`make setup` installs strace");
     let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let (deadline, mut raised) = (Instant::now() + HANG_LIMIT, 0);
+        while !fs::read_to_string(trace.path()).unwrap().contains("(DELAYED)") {
+            assert!(Instant::now() < deadline, "strace delays no flush of process {pid}");
+            raise_term(&catalog, &name);
+            raised += 1;
+        }
         (0..3).for_each(|_| raise_term(&catalog, &name));
+        raised + 3
     }));
     slow_disk.kill().unwrap();
     slow_disk.wait().unwrap();
-    changed.unwrap();
-    assert_eq!(servers.open("/farfork").read().unwrap().volumes[&name].term, 3);
+    assert_eq!(servers.open("/farfork").read().unwrap().volumes[&name].term, changed.unwrap());
 }
 
 /// A member returns with a clock that is a day ahead, as after the restore of a virtual machine. etcd measures its intervals

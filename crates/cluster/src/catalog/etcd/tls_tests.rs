@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
@@ -71,11 +72,13 @@ fn location(etcd: &LoopbackEtcd, credentials: &TempDir) -> EtcdLocation {
 
 /// Why a catalog cannot be read. An attempt that was late, or too early for the member, is repeated.
 fn refusal(location: &EtcdLocation) -> String {
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let error = EtcdCatalog::open_with_limit(location, Duration::ZERO).unwrap().read().unwrap_err().to_string();
         if !error.contains("no answer within") && !error.contains("tcp connect error") {
             return error;
         }
+        assert!(Instant::now() < deadline, "{error}");
     }
 }
 

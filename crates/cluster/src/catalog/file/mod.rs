@@ -80,12 +80,14 @@ impl FileCatalog {
     pub fn create(path: &Path, contents: &CatalogContents) -> Result<(), CatalogError> {
         let last_revision = contents.volumes.values().map(|record| record.revision).max().unwrap_or(0);
         let document = CatalogDocument { format: FORMAT_VERSION, last_revision, contents: contents.clone() };
-        let create = || {
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-            file.write_all(&serde_json::to_vec_pretty(&document)?)?;
-            file.sync_all()
-        };
-        create().map_err(|error| Self::new(path).store_error("create", error))
+        let catalog = Self::new(path);
+        let failed = |error| catalog.store_error("create", error);
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+        catalog.replace(&document).map_err(|error| {
+            // An empty file would prevent the next attempt.
+            let _ = fs::remove_file(path);
+            failed(error)
+        })
     }
 
     /// Applies a change to the document, and replaces the file.
