@@ -156,12 +156,16 @@ pub(crate) struct Node {
     log: LogOptions,
 }
 
+/// The port of the memory server of a daemon that listens at `control`; 0 for any. A fixed port by default, so that other
+/// nodes recognize a restarted daemon as a new process.
+pub(super) fn default_fabric_port(control: SocketAddr) -> u16 {
+    if control.port() == 0 { 0 } else { control.port().wrapping_add(1) }
+}
+
 impl Node {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
         log::start_logging(&self.log)?;
-        // A fixed port by default, so that other nodes recognize a restarted daemon as a new process.
-        let next_port = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
         let volumes = self.volume_service.options(&self.name, self.volumes, self.catalog);
@@ -169,7 +173,7 @@ impl Node {
             name: self.name,
             run_dir: global.connection.run_dir().to_owned(),
             listen: self.listen,
-            fabric_port: self.fabric_port.unwrap_or(next_port),
+            fabric_port: self.fabric_port.unwrap_or(default_fabric_port(self.listen)),
             join: self.join,
             pool_size: self.pool,
             zygotes_max: self.zygotes,

@@ -11,6 +11,7 @@ use farfork_sys::namespace;
 use farfork_sys::pagemap::{PageTables, ScanDetail};
 use farfork_sys::process::{ProcStatus, is_same_open_file};
 use farfork_sys::userfaultfd::{UffdFeatures, Userfaultfd};
+use rustix::mount::FsOpenFlags;
 
 use super::finding::HostFinding;
 
@@ -148,11 +149,9 @@ fn check_cgroups() -> HostFinding {
 }
 
 fn check_overlay() -> HostFinding {
-    let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    if filesystems.lines().any(|line| line.ends_with("\toverlay")) {
-        return HostFinding::ok("overlay", "available");
-    }
-    HostFinding::problem("overlay", "the kernel has not loaded overlayfs", "modprobe overlay")
+    // As a daemon does. The kernel loads the module at the first use.
+    let opened = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC);
+    HostFinding::of_result("overlay", opened.map(|_| "available"), &format!("modprobe overlay; {AS_ROOT}"))
 }
 
 fn check_fuse() -> HostFinding {

@@ -20,7 +20,7 @@ use crate::output::{self, Table};
 ///
 /// Looks at the kernel, the rights of this process, control groups, limits, ports, and the clock. A `problem` prevents a
 /// node or its children. A `warning` restricts them. Run the command as the daemon will run: as root, with the same
-/// limits. It changes nothing.
+/// limits. It changes nothing, but the kernel may load the module of overlayfs.
 ///
 /// If a daemon of this machine runs, its clock is compared with those of the other nodes.
 #[derive(Args)]

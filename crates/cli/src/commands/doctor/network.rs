@@ -9,6 +9,7 @@ use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1::{ListNodesRequest, NodeView};
 
 use super::finding::HostFinding;
+use crate::commands::node::default_fabric_port;
 use crate::connection::ConnectionArgs;
 
 /// Largest difference between the clocks of two nodes, in milliseconds. Certificates and tokens are valid for hours, but the
@@ -28,12 +29,15 @@ pub(super) fn check(listen: SocketAddr, nodes: Option<&[NodeView]>) -> Vec<HostF
 
 /// Checks that the daemon can listen at both of its ports.
 fn check_ports(listen: SocketAddr, nodes: Option<&[NodeView]>) -> HostFinding {
-    let ports = [listen.port(), listen.port().saturating_add(1)];
+    let ports = [listen.port(), default_fabric_port(listen)];
     for port in ports {
         let address = SocketAddr::new(listen.ip(), port);
         if let Err(error) = TcpListener::bind(address) {
             return judge_bind_error(address, &error, nodes);
         }
+    }
+    if listen.port() == 0 {
+        return HostFinding::ok("ports", format!("{} has free ports", listen.ip()));
     }
     HostFinding::ok("ports", format!("{} and {} of {} are free", ports[0], ports[1], listen.ip()))
 }
