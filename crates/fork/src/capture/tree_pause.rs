@@ -30,6 +30,11 @@ pub(super) struct ReleasedProcess {
 }
 
 impl PausedProcess {
+    /// The stopped threads.
+    pub(super) fn tids(&self) -> impl Iterator<Item = i32> + Clone {
+        self.guard.snapshot.threads.iter().map(|thread| thread.tid)
+    }
+
     /// Takes the state of the process's open files. Call it once.
     pub(super) fn take_file_states(&mut self) -> Result<OpenFileStates, CaptureError> {
         std::mem::replace(&mut self.outcome.file_states, Ok(OpenFileStates::default()))

@@ -321,7 +321,7 @@ impl FileTableBuilder<'_> {
         self.table.sockets.insert(self.table.files.len() as u32, fd.inode);
         let copy = pidfd::open(self.fd_pid).and_then(|process| pidfd::get_fd(&process, fd.number));
         let options = copy.and_then(|copy| {
-            if let Some(reason) = sockets::protection_refusal(copy.as_fd(), &socket.state) {
+            if let Some(reason) = contents.protection_refusal(copy.as_fd(), &socket.state) {
                 return Ok(Err(reason.to_owned()));
             }
             sockets::read_options(copy.as_fd(), &mut self.table.socket_defaults)

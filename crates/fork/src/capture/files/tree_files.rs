@@ -68,8 +68,10 @@ impl TreeFiles {
         let tables: Vec<_> = contents.iter_mut().map(OpenFileStates::take_fds).collect();
         let mut tree_states = std::mem::take(&mut contents[0]);
         contents[1..].iter_mut().for_each(|contents| tree_states.merge(contents));
-        for (table, process) in tables.iter().zip(&tree.processes) {
-            let threads = process.prepared.survey.profiles.values().map(|profile| &profile.status);
+        for ((table, process), paused) in tables.iter().zip(&tree.processes).zip(&*paused_processes) {
+            // The survey also has threads that ended before the stop.
+            let profiles = &process.prepared.survey.profiles;
+            let threads = paused.tids().filter_map(|tid| profiles.get(&tid)).map(|profile| &profile.status);
             tree_states.add_socket_holder(table, threads);
         }
         let known =

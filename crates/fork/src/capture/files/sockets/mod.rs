@@ -31,7 +31,6 @@ use farfork_wire::descriptor::{
 use connectors::UnixConnector;
 pub(super) use options::{SocketDefaultsCache, read_options};
 use tcp::TcpState;
-pub(super) use tcp::protection_refusal;
 pub(super) use unix::QueuedMessage;
 
 const URGENT_DATA_REASON: &str =

@@ -92,21 +92,21 @@ impl TcpInfo {
     }
 }
 
-/// Returns why a TCP socket that works in a child cannot be carried: it authenticates or encrypts its segments.
-pub(in super::super) fn protection_refusal(fd: BorrowedFd<'_>, state: &SocketState) -> Option<&'static str> {
-    let is_reset_in_child = matches!(state, SocketState::PeerOutside { .. });
-    if is_reset_in_child || !SocketSpec::read(fd).is_ok_and(SocketSpec::is_tcp) {
-        return None;
-    }
-    if socket::read_option(fd, IPPROTO_TCP, TCP_AO_INFO).is_ok() {
-        return Some(AUTHENTICATION_REASON);
-    }
-    // Without a protocol, the kernel returns an empty name.
-    let has_upper_protocol = socket::read_option(fd, IPPROTO_TCP, TCP_ULP).is_ok_and(|name| !name.is_empty());
-    has_upper_protocol.then_some(UPPER_PROTOCOL_REASON)
-}
-
 impl SocketContents {
+    /// Returns why a TCP socket that works in a child cannot be carried: it authenticates or encrypts its segments.
+    pub(in super::super) fn protection_refusal(&self, fd: BorrowedFd<'_>, state: &SocketState) -> Option<&'static str> {
+        let is_reset_in_child = matches!(state, SocketState::PeerOutside { .. });
+        if is_reset_in_child || !self.spec.is_tcp() {
+            return None;
+        }
+        if socket::read_option(fd, IPPROTO_TCP, TCP_AO_INFO).is_ok() {
+            return Some(AUTHENTICATION_REASON);
+        }
+        // Without a protocol, the kernel returns an empty name.
+        let has_upper_protocol = socket::read_option(fd, IPPROTO_TCP, TCP_ULP).is_ok_and(|name| !name.is_empty());
+        has_upper_protocol.then_some(UPPER_PROTOCOL_REASON)
+    }
+
     /// Reads the state of a TCP socket. Reads its queue if both ends may be in the tree, or have shut down the connection.
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let info = TcpInfo::read(fd)?;
