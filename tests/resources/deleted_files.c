@@ -1,5 +1,5 @@
 /* Files that were deleted while open: contents, offset, mode, times and a hole; and a private mapping with written
- * pages and a shared mapping. */
+ * pages and a shared mapping. Another file has the name that the kernel writes for the removed one. */
 #include "resource.h"
 
 #define HOLE_BYTES (1 << 20)
@@ -19,6 +19,8 @@ static void set_up(void) {
     strcpy(shared_view + PAGE_BYTES, "shared");
     REQUIRE(futimens(file, times) == 0 && futimens(mapped, times) == 0);
     REQUIRE(unlink(path_of("gone")) == 0 && unlink(path_of("mapped")) == 0);
+    int other = open(path_of("mapped (deleted)"), O_CREAT | O_RDWR, 0600);
+    REQUIRE(other >= 0 && close(other) == 0);
 }
 
 static int is_at(const struct timespec *found, int which) {

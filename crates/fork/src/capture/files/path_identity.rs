@@ -39,7 +39,6 @@ pub(in crate::capture) fn is_absent_on_node(
 /// Whether a path still leads to the file that a process with the same mounts has open. `found`: its statx(2) result. False
 /// if another mount covers the path, or if the file's mount was removed (MNT_DETACH).
 pub(in crate::capture) fn is_at_path(path: &[u8], found: &Statx) -> bool {
-    let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
     let path = Path::new(OsStr::from_bytes(path));
     match statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID) {
         // On the same mount, another inode means only that the file was replaced just now.
@@ -73,10 +72,7 @@ impl OtherName {
         };
         let is_it = |path: &Path| {
             let at_path = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
-            at_path.is_ok_and(|at_path| {
-                (at_path.stx_dev_major, at_path.stx_dev_minor, at_path.stx_ino)
-                    == (found.stx_dev_major, found.stx_dev_minor, found.stx_ino)
-            })
+            at_path.is_ok_and(|at_path| identity(&at_path) == identity(found))
         };
         // A name may end with the suffix, or the file may have got its name back.
         let current = [link, removed].map(|path| Path::new(OsStr::from_bytes(path)));
@@ -104,6 +100,17 @@ pub(in crate::capture) fn is_mapping_at_path(path: &[u8], found: impl Fn() -> Op
     const STAT_RETRIES_MAX: usize = 3;
     let is_it = |found: &Statx| is_at_path(path, found) || has_same_times(path, found);
     (0..STAT_RETRIES_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
+}
+
+/// Whether a path leads to exactly the file of a statx(2) result, or, on an overlay, to a file that looks like it.
+pub(in crate::capture) fn is_same_file(path: &[u8], found: &Statx) -> bool {
+    let at_path = statx(CWD, Path::new(OsStr::from_bytes(path)), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
+    at_path.is_ok_and(|at_path| identity(&at_path) == identity(found)) || has_same_times(path, found)
+}
+
+/// The device and inode number of a file.
+fn identity(file: &Statx) -> (u32, u32, u64) {
+    (file.stx_dev_major, file.stx_dev_minor, file.stx_ino)
 }
 
 /// Whether this node has a file with the same size and times at the path. An overlay shows the size and times of the file in

@@ -180,12 +180,10 @@ fn has_ambiguous_path(pid: i32, entry: &MapEntry) -> bool {
     if !Path::new(OsStr::from_bytes(&text)).exists() {
         return false;
     }
-    let found = || {
-        let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
-        statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok()
-    };
-    // After the end of the mapping, `found` is none.
-    found().is_some() && path_identity::is_mapping_at_path(&text, found)
+    let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
+    // After the end of the mapping, `mapped` is an error.
+    let mapped = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
+    mapped.is_ok_and(|mapped| path_identity::is_same_file(&text, &mapped))
 }
 
 /// Returns the path of a mapped file, by which children open it.
