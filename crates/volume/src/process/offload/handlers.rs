@@ -250,21 +250,23 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
 
 /// Handles `AppendLog` and `StoreLog`: the predecessor announces new bytes of a log.
 fn append_log(node: &Arc<OffloadNode>, received: ReceivedAppend) {
-    let volume = match open(node, &received.request.volume) {
-        Ok(volume) => volume,
-        Err(reason) => return received.reply.refuse(&reason),
-    };
-    let known_revision = volume.lock().record.revision;
-    if received.request.revision <= known_revision {
-        return take_append(&volume, received);
+    let revision = received.request.revision;
+    match node.open_volume_of(&received.request.volume) {
+        Ok(Some(volume)) if revision <= volume.lock().record.revision => return take_append(&volume, received),
+        Ok(_) => {}
+        Err(error) => return received.reply.refuse(&error.to_string()),
     }
     // This thread must not wait for the catalog: it also receives `HasClient`, whose answer shows that this process is alive.
-    let priority = node.priority;
+    let node = Arc::clone(node);
     let read_and_take = move || {
-        priority.apply();
-        match volume.read_record() {
-            Ok(_) => take_append(&volume, received),
-            Err(error) => received.reply.refuse(&error.to_string()),
+        node.priority.apply();
+        let current = open(&node, &received.request.volume).and_then(|volume| {
+            known_record(&volume, revision).map_err(|error| error.to_string())?;
+            Ok(volume)
+        });
+        match current {
+            Ok(volume) => take_append(&volume, received),
+            Err(reason) => received.reply.refuse(&reason),
         }
     };
     if let Err(error) = thread::Builder::new().name("append-record".to_owned()).spawn(read_and_take) {

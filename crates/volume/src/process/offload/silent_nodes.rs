@@ -103,9 +103,6 @@ impl OffloadNode {
     /// CPU time does not count. While this node cannot read the catalog, the other node counts as alive: it may have another
     /// address now, and no node can leave a chain.
     fn is_alive(&self, volume: &VolumeKey, node: &NodeName) -> bool {
-        if self.catalog.read().is_err() {
-            return true;
-        }
         let request = HasClient(volume.clone());
         let mut limit = self.detection_time;
         for _ in 0..CALLS_MAX {
@@ -116,11 +113,11 @@ impl OffloadNode {
             }
             let lost = meter.stop();
             if lost <= self.detection_time / LOST_PART_MAX {
-                return false;
+                break;
             }
             limit = lost.clamp(self.detection_time / 4, self.detection_time);
         }
-        false
+        self.catalog.read().is_err()
     }
 }
 

@@ -210,10 +210,15 @@ impl OffloadNode {
         ReplicaError::Open { node: self.name.clone(), volume: name.clone(), source }
     }
 
+    /// The replica with this id, if it is open. Does not read the catalog.
+    pub(super) fn open_volume_of(&self, key: &VolumeKey) -> Result<Option<Arc<ReplicatedVolume>>, ReplicaError> {
+        self.find_open(&self.lock_volumes(), &key.name, key.id)
+    }
+
     /// As `volume`, for a request of another node. The id in the request must match. Reads the catalog only if the replica is
     /// not open.
     pub(super) fn volume_of(self: &Arc<Self>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
-        if let Some(volume) = self.find_open(&self.lock_volumes(), &key.name, key.id)? {
+        if let Some(volume) = self.open_volume_of(key)? {
             return Ok(volume);
         }
         let volume = self.volume(&key.name)?;
