@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -166,16 +166,19 @@ pub struct EtcdTls {
     pub client_authority: PathBuf,
 }
 
-/// An etcd at the loopback, for tests. Its members are killed when this value is dropped.
+/// An etcd for tests. Its members are killed when this value is dropped.
 #[derive(Debug)]
-pub struct LoopbackEtcd {
+pub struct TestEtcd {
     members: Vec<EtcdMember>,
+    /// For each member, a command that executes its further arguments and ends with them. Empty: none.
+    wrappers: Vec<Vec<String>>,
     tls: Option<EtcdTls>,
     processes: Vec<Child>,
 }
 
-impl LoopbackEtcd {
-    /// Starts members, which keep their data and their logs in `directory`. They answer after about three seconds.
+impl TestEtcd {
+    /// Starts members at the loopback, which keep their data and their logs in `directory`. They answer after about three
+    /// seconds.
     ///
     /// # Errors
     /// When `etcd` cannot be started: Debian's package `etcd-server` has it.
@@ -185,15 +188,35 @@ impl LoopbackEtcd {
             (0..2 * count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;
         let addresses: Vec<SocketAddr> = listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>()?;
         drop(listeners);
-        let member = |index: usize| {
+        let places = addresses.chunks(2).map(|pair| (pair[0], pair[1], Vec::new())).collect();
+        Self::start_members(directory, places, tls)
+    }
+
+    /// As `start`, with a member at each address. Its command executes its further arguments in the network namespace that has
+    /// the address, and ends with them, as nsenter(1) does.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn start_at(directory: &Path, places: Vec<(IpAddr, Vec<String>)>) -> io::Result<Self> {
+        let with_ports =
+            |(address, wrapper)| (SocketAddr::new(address, CLIENT_PORT), SocketAddr::new(address, PEER_PORT), wrapper);
+        Self::start_members(directory, places.into_iter().map(with_ports).collect(), None)
+    }
+
+    fn start_members(
+        directory: &Path,
+        places: Vec<(SocketAddr, SocketAddr, Vec<String>)>,
+        tls: Option<EtcdTls>,
+    ) -> io::Result<Self> {
+        let mut etcd = Self { members: Vec::new(), wrappers: Vec::new(), tls, processes: Vec::new() };
+        for (index, (client, peer, wrapper)) in places.into_iter().enumerate() {
             let name = format!("m{index}");
             let data = directory.join(&name);
-            EtcdMember { name, client: addresses[2 * index], peer: addresses[2 * index + 1], data }
-        };
-        let members = (0..count).map(member).collect();
-        let mut etcd = Self { members, tls, processes: Vec::new() };
-        for index in 0..count {
-            let process = etcd.spawn(index, &[])?;
+            etcd.members.push(EtcdMember { name, client, peer, data });
+            etcd.wrappers.push(wrapper);
+        }
+        for index in 0..etcd.members.len() {
+            let process = etcd.spawn(index, &etcd.wrappers[index])?;
             etcd.processes.push(process);
         }
         Ok(etcd)
@@ -231,7 +254,8 @@ impl LoopbackEtcd {
     /// # Errors
     /// As `start`.
     pub fn restart(&mut self, index: usize) -> io::Result<()> {
-        self.restart_in(index, &[])
+        self.processes[index] = self.spawn(index, &self.wrappers[index])?;
+        Ok(())
     }
 
     /// As `restart`, with a command that executes its further arguments and ends with them, such as unshare(1).
@@ -258,7 +282,7 @@ impl LoopbackEtcd {
     }
 }
 
-impl Drop for LoopbackEtcd {
+impl Drop for TestEtcd {
     fn drop(&mut self) {
         for process in &mut self.processes {
             let _ = process.kill();

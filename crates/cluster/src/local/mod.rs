@@ -23,7 +23,7 @@ use farfork_sys::mount::point;
 
 pub use self::config::LocalClusterConfig;
 pub use self::error::LocalError;
-pub use self::etcd::{EtcdTls, LoopbackEtcd};
+pub use self::etcd::{EtcdTls, TestEtcd};
 pub use self::node::LocalNode;
 
 use self::daemon::LaunchOptions;

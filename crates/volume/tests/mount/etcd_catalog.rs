@@ -9,15 +9,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::{CatalogLocation, VolumeRecord};
-use farfork_cluster::local::LoopbackEtcd;
+use farfork_cluster::local::TestEtcd;
 use farfork_volume::mount::MountOptions;
 use farfork_volume::process::ProcessRole;
 use rustix::io::Errno;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use super::test_network::{NodeNetwork, TestNetwork, in_thread};
 use super::test_node::{NO_DETECTION_MS, WAIT_LIMIT};
-use super::volume_cluster::VolumeCluster;
+use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] =
     &[("without_a_quorum_of_etcd_the_writer_continues", without_a_quorum_of_etcd_the_writer_continues)];
@@ -25,22 +26,34 @@ pub(crate) const LONG_TESTS: &[(&str, fn())] =
     &[("without_a_quorum_of_etcd_no_replica_leaves", without_a_quorum_of_etcd_no_replica_leaves)];
 
 /// A volume with three replicas, and an etcd of three members. The cluster ends first.
-struct EtcdCluster {
-    volumes: VolumeCluster,
-    etcd: LoopbackEtcd,
+pub(crate) struct EtcdCluster {
+    pub(crate) volumes: VolumeCluster,
+    pub(crate) etcd: TestEtcd,
     _directory: TempDir,
 }
 
 impl EtcdCluster {
     fn start(detection_ms: u64) -> Self {
         let directory = TempDir::new().unwrap();
-        let etcd = LoopbackEtcd::start(directory.path(), 3, None).expect("`make setup` installs etcd-server");
+        let etcd = TestEtcd::start(directory.path(), 3, None).expect("`make setup` installs etcd-server");
         let location = CatalogLocation::Etcd(etcd.location("/volumes"));
-        let (catalog, started) = (location.open().unwrap(), Instant::now());
-        while let Err(error) = catalog.read() {
-            assert!(started.elapsed() < WAIT_LIMIT, "{error}");
-        }
-        Self { volumes: VolumeCluster::with_catalog(location, detection_ms), etcd, _directory: directory }
+        wait_for_catalog(&location);
+        let networks = THREE_NODES.iter().map(|_| NodeNetwork::loopback());
+        Self { volumes: VolumeCluster::with_catalog(location, networks, detection_ms), etcd, _directory: directory }
+    }
+
+    /// As `start`, with a member and a node at each address of a network.
+    pub(crate) fn networked(network: &TestNetwork, detection_ms: u64) -> Self {
+        let directory = TempDir::new().unwrap();
+        let networks = || (0..THREE_NODES.len()).map(|node| network.node(node));
+        let places = networks().map(|node| (node.address, node.wrapper())).collect();
+        let etcd = TestEtcd::start_at(directory.path(), places).expect("`make setup` installs etcd-server");
+        let location = CatalogLocation::Etcd(etcd.location("/volumes"));
+        in_thread(|| {
+            network.node(0).enter();
+            wait_for_catalog(&location);
+        });
+        Self { volumes: VolumeCluster::with_catalog(location, networks(), detection_ms), etcd, _directory: directory }
     }
 
     fn path(&self, node: usize) -> PathBuf {
@@ -59,6 +72,13 @@ impl EtcdCluster {
 
     fn record(&self) -> VolumeRecord {
         self.volumes.nodes[0].status().record
+    }
+}
+
+fn wait_for_catalog(location: &CatalogLocation) {
+    let (catalog, started) = (location.open().unwrap(), Instant::now());
+    while let Err(error) = catalog.read() {
+        assert!(started.elapsed() < WAIT_LIMIT, "{error}");
     }
 }
 

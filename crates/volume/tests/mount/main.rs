@@ -11,6 +11,7 @@ mod etcd_catalog;
 mod first_figures;
 mod full_disk;
 mod given_suites;
+mod history;
 mod killed_programs;
 mod lost_files;
 mod model;
@@ -18,6 +19,7 @@ mod model_processes;
 mod mounted_volume;
 mod partial_trees;
 mod programs;
+mod random_faults;
 mod read_passthrough;
 mod real_programs;
 mod replaced_paths;
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         turns::LONG_TESTS,
         deaths::LONG_TESTS,
         etcd_catalog::LONG_TESTS,
+        random_faults::LONG_TESTS,
         suites::LONG_TESTS,
     ]
     .concat()
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         turns::TESTS,
         replica_check::TESTS,
         lost_files::TESTS,
+        history::TESTS,
         partial_trees::TESTS,
         model::TESTS,
         model_processes::TESTS,

@@ -56,12 +56,21 @@ impl TestNetwork {
 
     /// Limits the rate at which a node sends, as tc-tbf(8) names it.
     pub(crate) fn limit_rate(&self, index: usize, rate: &str) {
-        let namespace = self.nodes[index].namespace.as_ref().expect("it has its own");
-        let limit =
-            ["qdisc", "add", "dev", NODE_LINK, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms"];
+        self.run_tc(
+            index,
+            &["qdisc", "add", "dev", NODE_LINK, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms"],
+        );
+    }
+
+    /// Ends `limit_rate`.
+    pub(crate) fn remove_rate_limit(&self, index: usize) {
+        self.run_tc(index, &["qdisc", "del", "dev", NODE_LINK, "root"]);
+    }
+
+    fn run_tc(&self, index: usize, arguments: &[&str]) {
         in_thread(|| {
-            enter_network(namespace.as_fd()).unwrap();
-            assert!(Command::new("tc").args(limit).status().unwrap().success(), "tc: {limit:?}");
+            self.nodes[index].enter();
+            assert!(Command::new("tc").args(arguments).status().unwrap().success(), "tc: {arguments:?}");
         });
     }
 
@@ -87,6 +96,12 @@ impl NodeNetwork {
         Self { namespace: None, address: Ipv4Addr::LOCALHOST.into() }
     }
 
+    /// The command that executes its further arguments in the namespace.
+    pub(crate) fn wrapper(&self) -> Vec<String> {
+        let namespace = self.namespace.as_ref().expect("it has its own").as_raw_fd();
+        vec!["nsenter".to_owned(), format!("--net=/proc/{}/fd/{namespace}", std::process::id())]
+    }
+
     /// Moves the calling thread, and the processes that it starts, into the namespace.
     pub(crate) fn enter(&self) {
         if let Some(namespace) = &self.namespace {
@@ -100,7 +115,8 @@ fn port(node: usize) -> String {
     format!("n{}", node + 1)
 }
 
-fn in_thread<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+/// Runs `run` in a thread of its own, which may enter a namespace.
+pub(crate) fn in_thread<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(run).join().unwrap())
 }
 

@@ -212,10 +212,15 @@ impl TestNode {
 
     /// The status of the volume that this node reports.
     pub(crate) fn status(&self) -> VolumeStatus {
+        self.try_status().unwrap()
+    }
+
+    /// As `status`. Fails while the offload process is being replaced.
+    pub(crate) fn try_status(&self) -> io::Result<VolumeStatus> {
         let request = ControlRequest::Status(farfork_cluster::catalog::VolumeName::new(VOLUME).unwrap());
-        match send_control_request(&self.store(), &request).unwrap() {
-            ControlAnswer::Volumes(mut volumes) => volumes.remove(0),
-            other => panic!("{other:?}"),
+        match send_control_request(&self.store(), &request)? {
+            ControlAnswer::Volumes(mut volumes) => Ok(volumes.remove(0)),
+            other => Err(io::Error::other(format!("{other:?}"))),
         }
     }
 
@@ -241,6 +246,13 @@ impl TestNode {
         if signal == Signal::STOP {
             let ids: Vec<i32> = roles.iter().map(|role| self.process_id(*role).cast_signed()).collect();
             self.wait_for("the processes have stopped", || ids.iter().all(|id| is_stopped(*id)));
+        }
+    }
+
+    /// Sends a signal to a process, if it runs: it may just have died.
+    pub(crate) fn signal_if_alive(&self, role: ProcessRole, signal: Signal) {
+        if let Ok(processes) = self.processes(&[role]) {
+            let _ = pidfd::send_signal(&processes[0], signal.as_raw());
         }
     }
 

@@ -39,8 +39,11 @@ impl VolumeCluster {
     }
 
     /// Creates a volume with three replicas, whose catalog is elsewhere.
-    pub(crate) fn with_catalog(catalog: CatalogLocation, detection_ms: u64) -> Self {
-        let networks = THREE_NODES.iter().map(|_| NodeNetwork::loopback());
+    pub(crate) fn with_catalog(
+        catalog: CatalogLocation,
+        networks: impl Iterator<Item = NodeNetwork>,
+        detection_ms: u64,
+    ) -> Self {
         let directory = TempDir::new().unwrap();
         let (log_bytes, durability) = (LOG_BYTES, Durability::Memory);
         Self::start_with(directory, catalog, &THREE_NODES, networks, log_bytes, durability, detection_ms)

@@ -10,21 +10,21 @@ use tempfile::TempDir;
 use super::*;
 use crate::catalog::conformance::{self, new_record, raise_term, volume_name};
 use crate::catalog::update_volume;
-use crate::local::LoopbackEtcd;
+use crate::local::TestEtcd;
 
 /// The servers are ready after about three seconds, and answer within milliseconds. A machine under load needs longer.
 const HANG_LIMIT: Duration = Duration::from_secs(60);
 
 /// An etcd cluster that answers.
 struct EtcdServers {
-    etcd: LoopbackEtcd,
+    etcd: TestEtcd,
     _directory: TempDir,
 }
 
 impl EtcdServers {
     fn start(count: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let etcd = LoopbackEtcd::start(directory.path(), count, None).expect("`make setup` installs etcd-server");
+        let etcd = TestEtcd::start(directory.path(), count, None).expect("`make setup` installs etcd-server");
         let servers = Self { etcd, _directory: directory };
         servers.wait_until_ready();
         servers

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 
 use super::*;
 use crate::catalog::conformance::{new_record, volume_name};
-use crate::local::{EtcdTls, LoopbackEtcd};
+use crate::local::{EtcdTls, TestEtcd};
 
 const DAY: time::Duration = time::Duration::days(1);
 
@@ -47,10 +47,10 @@ impl TestAuthority {
     }
 
     /// Starts a member with a certificate that expires at this time.
-    fn start_member(&self, directory: &Path, expires: OffsetDateTime) -> LoopbackEtcd {
+    fn start_member(&self, directory: &Path, expires: OffsetDateTime) -> TestEtcd {
         let (certificate, key) = self.sign("member", expires);
         let tls = EtcdTls { certificate, key, client_authority: self.certificate.clone() };
-        LoopbackEtcd::start(directory, 1, Some(tls)).expect("`make setup` installs etcd-server")
+        TestEtcd::start(directory, 1, Some(tls)).expect("`make setup` installs etcd-server")
     }
 
     /// Makes a directory of credentials. Without `expires`, it has no certificate of the client.
@@ -66,7 +66,7 @@ impl TestAuthority {
     }
 }
 
-fn location(etcd: &LoopbackEtcd, credentials: &TempDir) -> EtcdLocation {
+fn location(etcd: &TestEtcd, credentials: &TempDir) -> EtcdLocation {
     EtcdLocation { credentials: Some(credentials.path().to_owned()), ..etcd.location("/farfork") }
 }
 

@@ -1,0 +1,147 @@
+//! The history of the programs that read and write a file, and whether it is linearizable: whether each operation can have
+//! taken effect at one instant between its begin and its end.
+//!
+//! Each write writes another value. Then the test of P. Gibbons and E. Korach, "Testing Shared Memories", SIAM J. Comput. 26
+//! (1997), section 4, needs only the *zone* of each value: from the first end to the last begin of the operations with this
+//! value.
+
+use std::collections::BTreeMap;
+
+/// Tests of this file.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("histories_in_some_order_are_linearizable", histories_in_some_order_are_linearizable),
+    ("histories_without_an_order_are_not_linearizable", histories_without_an_order_are_not_linearizable),
+];
+
+/// The value of a file that was never written.
+pub(crate) const INITIAL: u64 = 0;
+/// The end of a write that failed: it may still take effect.
+pub(crate) const UNKNOWN_END: u64 = u64::MAX;
+
+/// One read or write of a whole file, with the times of its begin and its end in any unit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    pub(crate) is_write: bool,
+    pub(crate) value: u64,
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
+}
+
+/// The operations with one value.
+struct Zone {
+    value: u64,
+    write: Option<Operation>,
+    first_end: u64,
+    last_begin: u64,
+    is_read: bool,
+}
+
+impl Zone {
+    /// Whether the value was in the file during the whole zone. Otherwise, it was there at one instant of the zone or later.
+    fn is_forward(&self) -> bool {
+        self.first_end < self.last_begin
+    }
+
+    fn interval(&self) -> (u64, u64) {
+        (self.first_end.min(self.last_begin), self.first_end.max(self.last_begin))
+    }
+}
+
+/// Checks the history of one file. The error names the values that have no order.
+pub(crate) fn check_linearizable(operations: &[Operation]) -> Result<(), String> {
+    let zones = zones_of(operations);
+    for zone in &zones {
+        if zone.write.is_none_or(|write| write.begin > zone.first_end) {
+            return Err(format!("{} was read before it was written, or was never written", zone.value));
+        }
+    }
+    // The values of failed writes that no operation has read had no effect.
+    let zones = zones.iter().filter(|zone| zone.is_read || zone.first_end != UNKNOWN_END);
+    let (mut forward, backward): (Vec<&Zone>, Vec<&Zone>) = zones.partition(|zone| zone.is_forward());
+    forward.sort_by_key(|zone| zone.interval());
+    for pair in forward.windows(2) {
+        if pair[1].interval().0 < pair[0].interval().1 {
+            return Err(format!("{} and {} replace each other", pair[0].value, pair[1].value));
+        }
+    }
+    for zone in backward {
+        let (begin, end) = zone.interval();
+        let before = forward.partition_point(|other| other.interval().0 < begin);
+        if let Some(other) = forward[..before].last().filter(|other| end < other.interval().1) {
+            return Err(format!("{} was written and replaced while {} was in the file", zone.value, other.value));
+        }
+    }
+    Ok(())
+}
+
+fn zones_of(operations: &[Operation]) -> Vec<Zone> {
+    let initial = Operation { is_write: true, value: INITIAL, begin: 0, end: 0 };
+    let mut zones: BTreeMap<u64, Zone> = BTreeMap::new();
+    for operation in [initial].iter().chain(operations) {
+        let zone = zones.entry(operation.value).or_insert(Zone {
+            value: operation.value,
+            write: None,
+            first_end: UNKNOWN_END,
+            last_begin: 0,
+            is_read: false,
+        });
+        zone.first_end = zone.first_end.min(operation.end);
+        zone.last_begin = zone.last_begin.max(operation.begin);
+        zone.is_read |= !operation.is_write;
+        if operation.is_write {
+            assert!(zone.write.replace(*operation).is_none(), "two writes of {}", operation.value);
+        }
+    }
+    zones.into_values().collect()
+}
+
+fn write(value: u64, begin: u64, end: u64) -> Operation {
+    Operation { is_write: true, value, begin, end }
+}
+
+fn read(value: u64, begin: u64, end: u64) -> Operation {
+    Operation { is_write: false, value, begin, end }
+}
+
+fn histories_in_some_order_are_linearizable() {
+    for history in [
+        vec![],
+        vec![read(INITIAL, 1, 2), write(1, 3, 4), read(1, 5, 6)],
+        // Reads during a write have the old or the new value.
+        vec![write(1, 1, 10), read(INITIAL, 2, 3), read(1, 4, 5), write(2, 11, 12), read(2, 13, 14)],
+        // Two writes at the same time take effect in either order.
+        vec![write(1, 1, 10), write(2, 1, 10), read(2, 11, 12)],
+        vec![write(1, 1, 10), write(2, 1, 10), read(1, 2, 3), read(2, 11, 12)],
+        // A write that failed takes effect never, or later.
+        vec![write(1, 1, 2), write(2, 3, UNKNOWN_END), read(1, 4, 5)],
+        vec![write(1, 1, 2), write(2, 3, UNKNOWN_END), read(1, 4, 5), read(2, 6, 7)],
+    ] {
+        check_linearizable(&history).unwrap_or_else(|reason| panic!("{history:?}: {reason}"));
+    }
+}
+
+fn histories_without_an_order_are_not_linearizable() {
+    for (history, reason) in [
+        (vec![read(1, 1, 2)], "never written"),
+        (vec![read(1, 1, 2), write(1, 3, 4)], "before it was written"),
+        // An acknowledged write is lost.
+        (vec![write(1, 1, 2), read(INITIAL, 3, 4)], "while 0 was in the file"),
+        (vec![write(1, 1, 2), read(1, 3, 4), write(2, 5, 6), read(1, 7, 8)], "while 1 was in the file"),
+        (vec![write(1, 1, 2), read(1, 5, 6), write(2, 3, 4)], "while 1 was in the file"),
+        // An old value returns.
+        (
+            vec![write(1, 1, 20), write(2, 2, 20), read(1, 3, 4), read(2, 5, 6), read(1, 7, 8)],
+            "while 1 was in the file",
+        ),
+        // Readers see two writes in different orders.
+        (
+            vec![write(1, 1, 30), write(2, 1, 30), read(1, 2, 3), read(2, 4, 5), read(1, 6, 7), read(2, 8, 9)],
+            "replace each other",
+        ),
+        // A write that failed takes effect, and is lost again.
+        (vec![write(1, 1, 2), write(2, 3, UNKNOWN_END), read(2, 4, 5), read(1, 6, 7)], "while 1 was in the file"),
+    ] {
+        let found = check_linearizable(&history).expect_err("no order exists");
+        assert!(found.contains(reason), "{history:?}: {found}");
+    }
+}
