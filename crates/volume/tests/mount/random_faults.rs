@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 
 use super::etcd_catalog::EtcdCluster;
-use super::history::{INITIAL, Operation, UNKNOWN_END, check_linearizable};
+use super::history::{INITIAL, Operation, check_linearizable};
 use super::test_network::TestNetwork;
 use super::test_node::{FUSE_SUPER_MAGIC, SetOnDrop};
 use super::volume_cluster::THREE_NODES;
@@ -211,25 +211,22 @@ impl Round {
     }
 
     /// Reads or writes a file once. Returns whether the operation succeeded.
-    fn operate(&self, root: &Path, file: usize, is_write: bool) -> bool {
+    fn operate(&self, node: usize, root: &Path, file: usize, is_write: bool) -> bool {
         let name = format!("{}-{file}", self.number);
         let begin = self.now();
-        let outcome = if is_write {
-            let value = self.next_value.fetch_add(1, Ordering::Relaxed);
-            write_value(root, &name, value).map_or((value, UNKNOWN_END), |()| (value, self.now()))
-        } else if let Ok(value) = read_value(root, &name) {
-            (value, self.now())
-        } else {
-            return false;
-        };
-        let (value, end) = outcome;
-        self.histories[file].lock().unwrap().push(Operation { is_write, value, begin, end });
-        end != UNKNOWN_END
+        let value = self.next_value.fetch_add(1, Ordering::Relaxed);
+        let result = if is_write { write_value(root, &name, value).map(|()| value) } else { read_value(root, &name) };
+        let (end, has_failed) = (self.now(), result.is_err());
+        if is_write || !has_failed {
+            let value = result.unwrap_or(value);
+            self.histories[file].lock().unwrap().push(Operation { node, is_write, has_failed, value, begin, end });
+        }
+        !has_failed
     }
 
     fn run_program(&self, index: usize, root: &Path, mut random: Rng) {
         while !self.must_stop.load(Ordering::Relaxed) {
-            if self.operate(root, random.usize(..FILES), random.bool()) {
+            if self.operate(index / PROGRAMS_PER_NODE, root, random.usize(..FILES), random.bool()) {
                 self.succeeded[index].fetch_add(1, Ordering::Relaxed);
             } else {
                 // The client is being replaced, or the node is dead.
@@ -268,8 +265,11 @@ fn run_rounds(rounds: u64) {
             round.wait_for_programs(&cluster);
         });
         for file in 0..FILES {
-            for root in &roots {
-                assert!(round.operate(root, file, false), "round {number}: file {file} cannot be read at the end");
+            for (node, root) in roots.iter().enumerate() {
+                assert!(
+                    round.operate(node, root, file, false),
+                    "round {number}: file {file} cannot be read at the end"
+                );
             }
             let history = round.histories[file].lock().unwrap();
             operations += history.len();
