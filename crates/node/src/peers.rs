@@ -9,8 +9,11 @@ use std::time::{Duration, Instant};
 use farfork_api::client::{Client, network_channel, node_client, peer_client};
 use farfork_api::failure::Failure;
 use farfork_api::v1::peer_client::PeerClient;
-use farfork_cluster::membership::{JoinError, Member, MemberState, MemberView, Membership, MembershipEvent};
+use farfork_cluster::membership::{
+    JoinError, Member, MemberState, MemberView, Membership, MembershipEvent, UNREACHABLE_AFTER,
+};
 use farfork_wire::NodeName;
+use tokio::time::interval;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -21,6 +24,11 @@ use crate::trust::{AppliedRoster, NameReservations, Security};
 /// completed or a certificate expires. Nodes renew their certificates a month before the expiry, so each request has
 /// almost a month to complete.
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// A node that is unreachable for this time counts as lost, and requests that it executes fail. A link may recover until then.
+const LOST_AFTER: Duration = Duration::from_secs(5);
+/// Interval at which a request checks whether the node that executes it is lost.
+const LOST_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A connection, with the time at which it was made.
 #[derive(Debug)]
@@ -50,6 +58,11 @@ pub(crate) struct Peers {
 pub(crate) fn unreachable_step(view: &MemberView) -> String {
     let address = view.member.address;
     format!("check its daemon (`farfork up --restart` starts an ended one again), and the network to {address}")
+}
+
+fn silence_failure(view: &MemberView, object: impl Display) -> Failure {
+    let cause = format!("node `{}` has been silent for {} s", view.member.name, view.silence.as_secs());
+    Failure::new(Code::Unavailable, object, cause).with_next_step(unreachable_step(view))
 }
 
 impl Peers {
@@ -240,12 +253,24 @@ impl Peers {
         })
     }
 
+    /// Returns a failure about `object` when a node is unreachable for [`LOST_AFTER`], or is no longer a member.
+    pub(crate) async fn wait_until_lost(&self, node: &NodeName, object: &str) -> Failure {
+        let mut looks = interval(LOST_INTERVAL);
+        loop {
+            looks.tick().await;
+            match self.find(node, object) {
+                Ok(view) if view.state != MemberState::Unreachable || view.silence < UNREACHABLE_AFTER + LOST_AFTER => {
+                }
+                Ok(view) => return silence_failure(&view, object),
+                Err(failure) => return failure,
+            }
+        }
+    }
+
     fn channel_to(&self, node: &NodeName, object: impl Display) -> Result<Channel, Failure> {
         let view = self.find(node, &object)?;
         if view.state == MemberState::Unreachable {
-            let silent_s = view.silence.as_secs();
-            let cause = format!("node `{node}` has been silent for {silent_s} s");
-            return Err(Failure::new(Code::Unavailable, object, cause).with_next_step(unreachable_step(&view)));
+            return Err(silence_failure(&view, object));
         }
         Ok(self.channel(view.member.address))
     }

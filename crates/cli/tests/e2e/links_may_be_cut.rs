@@ -3,15 +3,20 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::harness::{Cluster, FailedCommand, Parent, Program, Seed, wait};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] =
-    &[Test::alone("while_children_fetch_pages", while_paging), Test::alone("while_a_fork_is_requested", while_forking)];
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("while_children_fetch_pages", while_paging),
+    Test::alone("while_a_fork_is_requested", while_forking),
+    Test::alone("while_a_fork_waits_for_its_child", while_attached),
+];
 
 const PAGING_MS: u64 = 3000;
 /// Time for which the link is cut: shorter than the fabric takes to give up on a page, longer than any single request.
 const CUT: Duration = Duration::from_millis(1500);
+/// Longest wait until a child runs, or until a fork reports that a node is lost.
+const LOST_LIMIT: Duration = Duration::from_secs(60);
 
 fn while_paging() {
     let cluster = Cluster::start(2);
@@ -41,6 +46,26 @@ fn while_forking() {
     cluster.restore_link(1);
     cluster.wait_until_all_are_alive();
     seed.fork_and_check(&parent, 33, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// A fork that waits for a child on a node that is lost names the node and a next step.
+fn while_attached() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Waits, &["16"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let attached = cluster.first().spawn(&["fork", seed.id(), "--to", cluster.name(1)]);
+    wait::wait_until("the child runs", LOST_LIMIT, || {
+        let listed = cluster.first().json(&["ps"]);
+        listed["children"].as_array()?.iter().any(|child| child["state"] == "running").then_some(())
+    });
+    cluster.cut_link(1);
+    let failed = FailedCommand::of(wait::wait_with_output(attached, "the attached fork", LOST_LIMIT));
+    failed.require_mentions(&["node `n2` has been silent for", "check its daemon"]);
+    cluster.restore_link(1);
+    cluster.wait_until_all_are_alive();
     parent.require_unharmed();
     drop(seed);
     assert_eq!(cluster.stop(), Vec::<String>::new());

@@ -11,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{StreamExt as _, once};
 use tonic::{Code, Status, Streaming};
 
-use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
+use super::route::{PeerStream, RequestTarget, child_target, forwarded_failure, parse_child_id};
 use super::stream::{ResponseSender, memory_loss_message, output_failure, relay_stream, send, spawn_stream};
 use crate::children::{Child, HeldChild, OutputStream};
 use crate::node::Node;
@@ -36,8 +36,9 @@ pub(super) async fn attach(
             // An unreadable input ends the stream, like a disconnect of the caller.
             let inputs = once(first).chain(inputs.map(Result::ok)).map_while(|input| input);
             let object = format!("child {id}");
-            let outputs = owner.attach(inputs).await.map_err(forwarded_failure(&object))?.into_inner();
-            Ok(spawn_stream(|sink| async move { relay_stream(outputs, &sink, &object).await }))
+            let outputs = owner.attach(inputs).await.map_err(forwarded_failure(&object))?;
+            let outputs = PeerStream::new(outputs, node, id.node(), &object);
+            Ok(spawn_stream(|sink| async move { relay_stream(outputs, &sink).await }))
         }
     }
 }

@@ -24,7 +24,7 @@ use tonic::{Code, Status};
 use tracing::Instrument as _;
 
 use super::caller_disconnect::{NodeShare, end_on_disconnect};
-use super::route::forwarded_failure;
+use super::route::{PeerStream, forwarded_failure};
 use super::stream::{ResponseReceiver, ResponseSender, send};
 use super::{children, seeds, start};
 use crate::engine::random_id;
@@ -316,7 +316,9 @@ async fn request_share(
         // A share may have megabytes of payloads.
         let sent = if alternatives.is_empty() { std::mem::take(&mut share) } else { share.clone() };
         match peer.start_children(request_with_timeout(QUERY_TIMEOUT, sent)).await {
-            Ok(answer) => return Ok(OutcomeStream::Remote(Box::new(answer.into_inner()))),
+            Ok(answer) => {
+                return Ok(OutcomeStream::Remote(Box::new(PeerStream::new(answer, node, current, &object))));
+            }
             Err(status) => match alternatives.pop_front().filter(|_| is_connection_refused(&status)) {
                 Some(next) => {
                     tracing::info!(node = %current, %next, "its daemon does not run: the next node starts its children");
@@ -354,7 +356,7 @@ async fn relay_outcomes(
     // progress. A stream of attended children does not end on its own: stop when all are reported.
     while !(options.is_attended && missing.is_empty())
         && let Some(mut outcome) = tokio::select! {
-            outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(forwarded_failure(&object))?,
+            outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())??,
             () = sink.closed() => None,
         }
     {
@@ -401,14 +403,16 @@ async fn kill_mismatched(node: &Node, object: &str, child: &v1::Child) -> Failur
 /// The source of outcomes.
 pub(super) enum OutcomeStream {
     Local(ResponseReceiver<v1::ForkOutcome>),
-    Remote(Box<tonic::Streaming<v1::ForkOutcome>>),
+    Remote(Box<PeerStream<v1::ForkOutcome>>),
 }
 
 impl OutcomeStream {
-    async fn next(&mut self) -> Result<Option<v1::ForkOutcome>, Status> {
+    async fn next(&mut self) -> Result<Option<v1::ForkOutcome>, Failure> {
         match self {
-            OutcomeStream::Local(outcomes) => outcomes.recv().await.transpose(),
-            OutcomeStream::Remote(outcomes) => outcomes.message().await,
+            OutcomeStream::Local(outcomes) => {
+                outcomes.recv().await.transpose().map_err(forwarded_failure("the start of children"))
+            }
+            OutcomeStream::Remote(outcomes) => outcomes.next().await,
         }
     }
 }

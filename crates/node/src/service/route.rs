@@ -1,6 +1,7 @@
 //! Routes a request to the node in the id of its object, or to all nodes.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use farfork_api::client::{Client, node_client, request_with_timeout};
 use farfork_api::failure::Failure;
@@ -9,7 +10,7 @@ use farfork_api::v1;
 use farfork_wire::{ChildId, IdError, NodeName, SeedId};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::node::Node;
 
@@ -48,6 +49,32 @@ pub(super) fn parse_child_id(text: &str) -> Result<ChildId, Failure> {
             Err(_) => refuse(&error).with_next_step("list children with `farfork ps`"),
         }
     })
+}
+
+/// A stream of messages from another node about an object.
+pub(super) struct PeerStream<T> {
+    messages: Streaming<T>,
+    node: Arc<Node>,
+    owner: NodeName,
+    object: String,
+}
+
+impl<T> PeerStream<T> {
+    pub(super) fn new(answer: Response<Streaming<T>>, node: &Arc<Node>, owner: &NodeName, object: &str) -> Self {
+        Self { messages: answer.into_inner(), node: node.clone(), owner: owner.clone(), object: object.to_owned() }
+    }
+
+    /// Returns the next message; `None` at the end.
+    ///
+    /// # Errors
+    /// The owner reports a failure, or does not answer for a time.
+    pub(super) async fn next(&mut self) -> Result<Option<T>, Failure> {
+        tokio::select! {
+            biased;
+            message = self.messages.message() => message.map_err(forwarded_failure(&self.object)),
+            failure = self.node.peers.wait_until_lost(&self.owner, &self.object) => Err(failure),
+        }
+    }
 }
 
 /// Converts the status from another node to a failure about an object.

@@ -8,9 +8,9 @@ use farfork_api::limits::STREAM_MESSAGES_MAX;
 use farfork_api::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
-use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_id};
+use super::route::{PeerStream, RequestTarget, child_target, forwarded_failure, parse_child_id};
 use crate::children::{Child, OutputStream};
 use crate::node::Node;
 
@@ -50,12 +50,8 @@ where
 }
 
 /// Relays the messages of another node's stream to the caller.
-pub(super) async fn relay_stream<T>(
-    mut from: Streaming<T>,
-    sink: &ResponseSender<T>,
-    object: &str,
-) -> Result<(), Failure> {
-    while let Some(message) = from.message().await.map_err(forwarded_failure(object))? {
+pub(super) async fn relay_stream<T>(mut from: PeerStream<T>, sink: &ResponseSender<T>) -> Result<(), Failure> {
+    while let Some(message) = from.next().await? {
         if send(sink, message).await.is_err() {
             break;
         }
@@ -76,8 +72,9 @@ pub(super) async fn logs(
             Ok(spawn_stream(|sink| async move { logs_local(&node, &child, &request, &sink).await }))
         }
         RequestTarget::Remote(mut owner) => {
-            let chunks = owner.logs(request).await.map_err(forwarded_failure(&object))?.into_inner();
-            Ok(spawn_stream(|sink| async move { relay_stream(chunks, &sink, &object).await }))
+            let chunks = owner.logs(request).await.map_err(forwarded_failure(&object))?;
+            let chunks = PeerStream::new(chunks, node, id.node(), &object);
+            Ok(spawn_stream(|sink| async move { relay_stream(chunks, &sink).await }))
         }
     }
 }

@@ -10,9 +10,9 @@ use farfork_api::v1::wait_event::Event;
 use farfork_wire::{ChildId, NodeName};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
-use super::route::{forwarded_failure, parse_child_id};
+use super::route::{PeerStream, forwarded_failure, parse_child_id};
 use super::stream::{ResponseSender, output_failure, send, spawn_stream};
 use crate::children::{HeldChild, OutputStream};
 use crate::node::Node;
@@ -77,8 +77,8 @@ struct RemoteWait {
     wants_results: bool,
     /// Children whose ends were not reported yet, in order.
     children: VecDeque<ChildId>,
-    opening: Option<JoinHandle<Result<Streaming<v1::WaitEvent>, Failure>>>,
-    events: Option<Streaming<v1::WaitEvent>>,
+    opening: Option<JoinHandle<Result<PeerStream<v1::WaitEvent>, Failure>>>,
+    events: Option<PeerStream<v1::WaitEvent>>,
 }
 
 impl RemoteWait {
@@ -94,7 +94,8 @@ impl RemoteWait {
         self.opening = Some(tokio::spawn(async move {
             let object = format!("child {first}");
             let mut owner = node.peers.client(first.node(), &object)?;
-            Ok(owner.wait(request).await.map_err(forwarded_failure(&object))?.into_inner())
+            let events = owner.wait(request).await.map_err(forwarded_failure(&object))?;
+            Ok(PeerStream::new(events, &node, first.node(), &object))
         }));
     }
 
@@ -134,7 +135,7 @@ impl RemoteWait {
             self.events = Some(opened?);
         }
         let events = self.events.as_mut().expect("the stream was opened above");
-        while let Some(message) = events.message().await.map_err(forwarded_failure(&object))? {
+        while let Some(message) = events.next().await? {
             let is_last = matches!(message.event, Some(Event::Ended(_) | Event::Error(_)));
             if send(sink, v1::WaitEvent { index, ..message }).await.is_err() || is_last {
                 return Ok(());
