@@ -20,7 +20,8 @@ readonly LOCK_SECONDS_MAX=600 # another setup may be installing; it takes a minu
 readonly program_packages=(gcc libc6-dev make iproute2 pkg-config python3 python3-venv ca-certificates
     protobuf-compiler libprotobuf-dev)
 readonly test_packages=(g++ groff-base redis-server nginx-light postgresql curl jq git sqlite3 rsync fio rocksdb-tools
-    libleveldb-dev libsnappy-dev xfsprogs etcd-server etcd-client strace)
+    libleveldb-dev libsnappy-dev xfsprogs etcd-server etcd-client strace openssh-client
+    openssh-server systemd)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }

@@ -143,13 +143,25 @@ struct OutstandingToken {
     /// SHA-256 of the secret, which is the key of the proofs.
     digest: [u8; DIGEST_BYTES],
     expires_unix_ms: u64,
+    /// Whether the token is removed when a machine joins with it.
+    #[serde(default)]
+    is_one_time: bool,
+}
+
+/// How long, and how often, machines may join with a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenValidity {
+    /// Its lifetime.
+    pub lifetime: Duration,
+    /// Whether one machine may join, and no other one.
+    pub is_one_time: bool,
 }
 
 /// Why a proof is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     /// No token matches.
-    #[error("the join token does not belong to this cluster, was revoked, or expired long ago")]
+    #[error("the join token does not belong to this cluster, was used, was revoked, or expired long ago")]
     Unknown,
     /// The token was valid, and has expired.
     #[error("the join token has expired")]
@@ -163,16 +175,28 @@ pub struct TokenStore {
 }
 
 impl TokenStore {
-    /// Adds a token. Until it expires, machines may join with it, any number of times.
-    pub fn add(&mut self, token: &JoinToken, now: SystemTime, valid: Duration) {
+    /// Adds a token. Until it expires, machines may join with it: one machine, or any number.
+    pub fn add(&mut self, token: &JoinToken, now: SystemTime, validity: TokenValidity) {
         // Expired tokens are kept for a while, so that the error can say that they expired.
         let forgotten = crate::timestamp::unix_ms(now - TOKEN_VALID);
         self.tokens.retain(|token| token.expires_unix_ms > forgotten);
         if self.tokens.len() >= TOKENS_MAX {
             self.tokens.remove(0);
         }
-        let expires_unix_ms = crate::timestamp::unix_ms(now + valid);
-        self.tokens.push(OutstandingToken { digest: token.secret.digest(), expires_unix_ms });
+        let TokenValidity { lifetime, is_one_time } = validity;
+        let expires_unix_ms = crate::timestamp::unix_ms(now + lifetime);
+        self.tokens.push(OutstandingToken { digest: token.secret.digest(), expires_unix_ms, is_one_time });
+    }
+
+    /// Removes the one-time token with which a machine joined. `proof` is valid for `name` and `request`. Returns whether there
+    /// was one.
+    pub fn remove_used(&mut self, proof: &JoinProof, name: &NodeName, request: &[u8]) -> bool {
+        let (proved, count) = (proof_message(name, request), self.tokens.len());
+        let is_used = |token: &OutstandingToken| {
+            token.is_one_time && hmac::verify(&proof_key(&token.digest), &proved, &proof.0).is_ok()
+        };
+        self.tokens.retain(|token| !is_used(token));
+        self.tokens.len() < count
     }
 
     /// Checks whether a proof permits joining with this name and request. Compares all tokens, each in constant time,
@@ -220,6 +244,7 @@ mod tests {
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
+    const ANY_NUMBER: TokenValidity = TokenValidity { lifetime: HOUR, is_one_time: false };
 
     fn name(text: &str) -> NodeName {
         NodeName::new(text).unwrap()
@@ -246,7 +271,7 @@ mod tests {
             store.check_proof(&token.create_proof(&name("n2"), b"request"), &name("n2"), b"request", at)
         };
         assert_eq!(admit(&store, &token, now), Err(TokenRefusal::Unknown));
-        store.add(&token, now, HOUR);
+        store.add(&token, now, ANY_NUMBER);
         assert_eq!(admit(&store, &token, now + HOUR / 2), Ok(()));
         assert_eq!(admit(&store, &token, now + HOUR), Err(TokenRefusal::Expired));
         assert_eq!(admit(&store, &self::token(), now), Err(TokenRefusal::Unknown));
@@ -254,11 +279,25 @@ mod tests {
     }
 
     #[test]
+    fn a_one_time_token_is_removed_after_its_use() {
+        let (once, often, now) = (token(), token(), SystemTime::now());
+        let mut store = TokenStore::default();
+        store.add(&once, now, TokenValidity { lifetime: HOUR, is_one_time: true });
+        store.add(&often, now, ANY_NUMBER);
+        let proof = |token: &JoinToken| token.create_proof(&name("n2"), b"request");
+        assert!(!store.remove_used(&proof(&often), &name("n2"), b"request"), "any number of machines may use it");
+        assert!(!store.remove_used(&proof(&once), &name("n3"), b"request"), "the proof is for another name");
+        assert!(store.remove_used(&proof(&once), &name("n2"), b"request"));
+        let refused = store.check_proof(&proof(&once), &name("n2"), b"request", now);
+        assert_eq!((refused, store.valid_count(now)), (Err(TokenRefusal::Unknown), 1));
+    }
+
+    #[test]
     fn a_proof_is_valid_only_for_its_request() {
         let (token, now) = (token(), SystemTime::now());
         let mut store = TokenStore::default();
-        store.add(&self::token(), now, HOUR);
-        store.add(&token, now, HOUR);
+        store.add(&self::token(), now, ANY_NUMBER);
+        store.add(&token, now, ANY_NUMBER);
         let proof = token.create_proof(&name("n2"), b"request");
         assert_eq!(
             store.check_proof(&proof, &name("n2"), b"request", now),
@@ -280,10 +319,10 @@ mod tests {
     fn the_number_of_stored_tokens_is_bounded() {
         let (mut store, now) = (TokenStore::default(), SystemTime::now());
         for _ in 0..2 * TOKENS_MAX {
-            store.add(&token(), now, HOUR);
+            store.add(&token(), now, ANY_NUMBER);
         }
         assert_eq!(store.tokens.len(), TOKENS_MAX);
-        store.add(&token(), now + 3 * HOUR, HOUR);
+        store.add(&token(), now + 3 * HOUR, ANY_NUMBER);
         assert_eq!(store.tokens.len(), 1);
     }
 

@@ -38,7 +38,9 @@ pub use credentials::{Credentials, CredentialsError, Encryption, EncryptionError
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use identity::{Identity, IdentityError, Role, RoleError};
 pub use join_throttle::JoinThrottle;
-pub use join_token::{JoinProof, JoinToken, TOKEN_VALID, TOKEN_VALID_MAX, TokenError, TokenRefusal, TokenStore};
+pub use join_token::{
+    JoinProof, JoinToken, TOKEN_VALID, TOKEN_VALID_MAX, TokenError, TokenRefusal, TokenStore, TokenValidity,
+};
 pub use key::{KeyError, UncertifiedKey};
 pub use private_file::read_private;
 pub use roster::{ROSTER_BYTES_MAX, Revocation, Roster, RosterError};

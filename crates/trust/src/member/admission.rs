@@ -40,13 +40,18 @@ pub fn admit_node(
     directory.read_authority()?;
     let _lock = directory.lock()?;
     let now = clock();
-    directory.read_tokens()?.check_proof(proof, name, request, now)?;
+    let mut tokens = directory.read_tokens()?;
+    tokens.check_proof(proof, name, request, now)?;
     if !is_free() {
         return Err(MemberError::NameTaken);
     }
     let (roster, _) = directory.read_roster()?;
     let subject = Identity { cluster: roster.cluster().clone(), role: Role::Node, name: name.clone() };
-    issue_locked(directory, request, &subject, now)
+    let issued = issue_locked(directory, request, &subject, now)?;
+    if tokens.remove_used(proof, name, request) {
+        directory.write_tokens(&tokens)?;
+    }
+    Ok(issued)
 }
 
 /// Issues a new certificate to a node that showed its present one, unless that was revoked.

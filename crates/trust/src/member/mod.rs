@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use farfork_wire::NodeName;
 
 use crate::authority::{Authority, AuthorityError, NODE_VALID};
-use crate::join_token::{JoinToken, TOKEN_VALID_MAX, TokenRefusal};
+use crate::join_token::{JoinToken, TOKEN_VALID_MAX, TokenRefusal, TokenValidity};
 use crate::key::{KeyError, UncertifiedKey};
 use crate::roster::{Roster, RosterError};
 use crate::trust_directory::{DirectoryError, TrustDirectory};
@@ -104,16 +104,36 @@ pub fn create_cluster(
     Ok(directory.write_identity(&key.to_identity_pem(&certificate))?)
 }
 
-/// Creates a join token with this lifetime.
+/// Creates a join token with this lifetime, for any number of machines.
 ///
 /// # Errors
 /// [`MemberError::TokenValidity`], [`DirectoryError::NoAuthority`]; errors of the files.
 pub fn create_join_token(
     directory: &TrustDirectory,
     now: SystemTime,
-    valid: Duration,
+    lifetime: Duration,
 ) -> Result<JoinToken, MemberError> {
-    if valid > TOKEN_VALID_MAX {
+    create_token(directory, now, TokenValidity { lifetime, is_one_time: false })
+}
+
+/// Creates a join token with this lifetime, for one machine.
+///
+/// # Errors
+/// As [`create_join_token`].
+pub fn create_one_time_token(
+    directory: &TrustDirectory,
+    now: SystemTime,
+    lifetime: Duration,
+) -> Result<JoinToken, MemberError> {
+    create_token(directory, now, TokenValidity { lifetime, is_one_time: true })
+}
+
+fn create_token(
+    directory: &TrustDirectory,
+    now: SystemTime,
+    validity: TokenValidity,
+) -> Result<JoinToken, MemberError> {
+    if validity.lifetime > TOKEN_VALID_MAX {
         return Err(MemberError::TokenValidity);
     }
     directory.read_authority()?;
@@ -121,7 +141,7 @@ pub fn create_join_token(
     let authority = issuing_authority(directory, &directory.read_roster()?.0)?;
     let mut tokens = directory.read_tokens()?;
     let token = JoinToken::generate(authority.fingerprint())?;
-    tokens.add(&token, now, valid);
+    tokens.add(&token, now, validity);
     directory.write_tokens(&tokens)?;
     Ok(token)
 }

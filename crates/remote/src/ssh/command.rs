@@ -1,0 +1,283 @@
+//! Commands on a host: scripts of `sh` that are short, and programs whose output is read line by line.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdin};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::connection::{RemoteHost, one_line};
+use super::error::RemoteError;
+use crate::runner::HEARTBEAT_INTERVAL;
+use crate::shell::{quote, quote_all};
+
+/// Exit status of ssh(1) if the connection fails. A remote command may have it, too.
+const SSH_FAILED: i32 = 255;
+
+/// Longest output of a script, in bytes. Its scripts print lists and JSON documents.
+const SCRIPT_OUTPUT_BYTES_MAX: u64 = 16 << 20;
+
+/// Longest line, in bytes. A longer one is delivered in parts.
+const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// Lines that wait for the reader. More of them make the remote program wait.
+const LINES_QUEUED_MAX: usize = 256;
+
+/// Longest wait for an answer of a script with little to do, even on a busy host.
+pub(super) const SCRIPT_LIMIT: Duration = Duration::from_secs(600);
+
+/// Output and exit status of a script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScriptOutput {
+    /// Exit status; as in a shell, 128 and the signal's number if a signal ended it.
+    pub status: i32,
+    /// Standard output. Invalid UTF-8 is replaced.
+    pub stdout: String,
+    /// Standard error. Invalid UTF-8 is replaced.
+    pub stderr: String,
+}
+
+/// A program to start on a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostCommand {
+    /// The program: a path, or a name that the host's PATH has.
+    pub program: String,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Working directory; `None` for the user's home.
+    pub directory: Option<String>,
+    /// Variables of its environment. They are visible in the list of processes.
+    pub environment: Vec<(String, String)>,
+}
+
+/// One line of output, without its newline.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutputLine {
+    /// Where it was written.
+    pub stream: OutputStream,
+    /// Its bytes; at most 64 KiB of a longer line.
+    pub bytes: Vec<u8>,
+}
+
+/// A stream of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputStream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// A program that runs on a host. Dropping it kills the program.
+#[derive(Debug)]
+pub struct RunningCommand {
+    child: Child,
+    lines: mpsc::Receiver<OutputLine>,
+    heartbeat: tokio::task::JoinHandle<()>,
+}
+
+impl RemoteHost {
+    /// Runs a script of `sh` with arguments `$1` and so on. `input` is its standard input.
+    ///
+    /// # Errors
+    /// The connection ends, or an argument contains NUL. Another exit status than 0 is no error.
+    pub async fn script(&self, script: &str, arguments: &[&str], input: &[u8]) -> Result<ScriptOutput, RemoteError> {
+        arguments.iter().try_for_each(|argument| self.check_argument(argument))?;
+        let words = ["exec", "sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied());
+        let mut command = self.ssh(&quote_all(words));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let failed = |cause| RemoteError::Local { action: "run ssh", cause };
+        let mut child = command.spawn().map_err(failed)?;
+        let mut stdin = child.stdin.take().expect("it is piped");
+        let (stdout, stderr) = (child.stdout.take().expect("it is piped"), child.stderr.take().expect("it is piped"));
+        let write = async move {
+            // A script that needs no more input closes the pipe.
+            let _ = stdin.write_all(input).await;
+        };
+        let (mut output, mut messages) = (Vec::new(), Vec::new());
+        let read_all = async {
+            let (mut stdout, mut stderr) = (stdout.take(SCRIPT_OUTPUT_BYTES_MAX), stderr.take(SCRIPT_OUTPUT_BYTES_MAX));
+            let ((), out, err) =
+                tokio::join!(write, stdout.read_to_end(&mut output), stderr.read_to_end(&mut messages));
+            out.and(err).map(drop)
+        };
+        tokio::time::timeout(SCRIPT_LIMIT, read_all)
+            .await
+            .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+            .map_err(failed)?;
+        let status = child.wait().await.map_err(failed)?;
+        let status = self.remote_status(status, &messages).await?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(ScriptOutput { status, stdout: text(output), stderr: text(messages) })
+    }
+
+    /// As [`Self::script`], and requires exit status 0. Returns the standard output.
+    ///
+    /// # Errors
+    /// As [`Self::script`]; the script fails. `action` names its purpose.
+    pub async fn require_script(
+        &self,
+        action: &str,
+        script: &str,
+        arguments: &[&str],
+        input: &[u8],
+    ) -> Result<String, RemoteError> {
+        let output = self.script(script, arguments, input).await?;
+        if output.status == 0 {
+            return Ok(output.stdout);
+        }
+        let messages = one_line(output.stderr.as_bytes());
+        let detail = if messages.is_empty() { format!("exit status {}", output.status) } else { messages };
+        Err(self.command_error(action, detail))
+    }
+
+    /// Starts a program with the runner `runner`: a copy of `farfork` on the host. If this coordinator, its connection or
+    /// the returned value ends, the runner kills the program and all its descendants (`farfork_remote::runner`).
+    ///
+    /// # Errors
+    /// ssh cannot be started, or a value cannot be passed to a program. If the program cannot be started, its exit status
+    /// is 127.
+    pub fn start(&self, runner: &str, command: &HostCommand) -> Result<RunningCommand, RemoteError> {
+        let mut ssh = self.ssh(&self.command_line(runner, command)?);
+        ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = ssh.spawn().map_err(|cause| RemoteError::Local { action: "run ssh", cause })?;
+        let (sender, lines) = mpsc::channel(LINES_QUEUED_MAX);
+        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let stderr = BufReader::new(child.stderr.take().expect("it is piped"));
+        tokio::spawn(forward_lines(stdout, OutputStream::Stdout, sender.clone()));
+        tokio::spawn(forward_lines(stderr, OutputStream::Stderr, sender));
+        let heartbeat = tokio::spawn(send_heartbeats(child.stdin.take().expect("it is piped")));
+        Ok(RunningCommand { child, lines, heartbeat })
+    }
+
+    /// The line for the host's shell that starts a program with the runner.
+    fn command_line(&self, runner: &str, command: &HostCommand) -> Result<String, RemoteError> {
+        let HostCommand { program, arguments, directory, environment } = command;
+        let words = [runner, program].into_iter().chain(arguments.iter().map(String::as_str));
+        let values = environment.iter().map(|(_, value)| value.as_str()).chain(directory.as_deref());
+        words.chain(values).try_for_each(|word| self.check_argument(word))?;
+        let mut line = String::new();
+        if let Some(directory) = directory {
+            line += &format!("cd -- {} && ", quote(directory));
+        }
+        for (name, value) in environment {
+            if !is_variable_name(name) {
+                let rule = "is not the name of a variable: letters, digits and _";
+                return Err(RemoteError::Argument { host: self.name().to_owned(), argument: name.clone(), rule });
+            }
+            line += &format!("export {name}={} && ", quote(value));
+        }
+        let words = ["exec", runner, "remote-runner", "--", program].into_iter();
+        Ok(line + &quote_all(words.chain(arguments.iter().map(String::as_str))))
+    }
+
+    fn check_argument(&self, argument: &str) -> Result<(), RemoteError> {
+        if !argument.contains('\0') {
+            return Ok(());
+        }
+        let (host, argument) = (self.name().to_owned(), argument.to_owned());
+        Err(RemoteError::Argument { host, argument, rule: "contains NUL, which no argument can contain" })
+    }
+
+    /// The exit status of a remote command, by that of its ssh.
+    async fn remote_status(&self, status: ExitStatus, messages: &[u8]) -> Result<i32, RemoteError> {
+        match status.code() {
+            Some(SSH_FAILED) | None if !self.is_connected().await => {
+                Err(RemoteError::Disconnected { host: self.name().to_owned(), detail: one_line(messages) })
+            }
+            code => Ok(code.unwrap_or(SSH_FAILED)),
+        }
+    }
+
+    pub(super) fn command_error(&self, action: impl Into<String>, detail: impl Into<String>) -> RemoteError {
+        RemoteError::Command { host: self.name().to_owned(), action: action.into(), detail: detail.into() }
+    }
+}
+
+impl RunningCommand {
+    /// The next line of output; `None` when the program and its descendants have closed both streams.
+    pub async fn next_line(&mut self) -> Option<OutputLine> {
+        self.lines.recv().await
+    }
+
+    /// Tells the runner to end the program: SIGTERM, then SIGKILL. Read lines until [`Self::next_line`] returns `None`,
+    /// then call [`Self::wait`].
+    pub fn stop(&mut self) {
+        self.heartbeat.abort();
+    }
+
+    /// Waits for the end of the program, and drops lines that were not read. Returns the exit status; as in a shell, 128
+    /// and the signal's number if a signal ended it.
+    ///
+    /// # Errors
+    /// The connection ended before.
+    pub async fn wait(mut self, host: &RemoteHost) -> Result<i32, RemoteError> {
+        while self.lines.recv().await.is_some() {}
+        let status = self.child.wait().await.map_err(|cause| RemoteError::Local { action: "wait for ssh", cause })?;
+        host.remote_status(status, b"").await
+    }
+}
+
+impl Drop for RunningCommand {
+    fn drop(&mut self) {
+        self.heartbeat.abort();
+    }
+}
+
+fn is_variable_name(name: &str) -> bool {
+    let is_first = |c: char| c.is_ascii_alphabetic() || c == '_';
+    name.starts_with(is_first) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// Writes to the runner at intervals, so that it detects a dead connection.
+async fn send_heartbeats(mut input: ChildStdin) {
+    let mut ticks = interval(HEARTBEAT_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if input.write_all(b"\n").await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends the lines of a stream to the reader, until either ends.
+async fn forward_lines(mut reader: impl AsyncBufRead + Unpin, stream: OutputStream, lines: mpsc::Sender<OutputLine>) {
+    loop {
+        let mut bytes = Vec::new();
+        let mut limited = (&mut reader).take(LINE_BYTES_MAX as u64);
+        if !matches!(limited.read_until(b'\n', &mut bytes).await, Ok(1..)) {
+            return;
+        }
+        bytes.pop_if(|last| *last == b'\n');
+        if lines.send(OutputLine { stream, bytes }).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LINE_BYTES_MAX, OutputStream, forward_lines, is_variable_name};
+
+    #[tokio::test]
+    async fn output_is_split_into_lines_of_limited_length() {
+        let (sender, mut lines) = tokio::sync::mpsc::channel(8);
+        let long = vec![b'x'; LINE_BYTES_MAX + 1];
+        let text = [b"a\n\n", &long[..], b"\nlast"].concat();
+        forward_lines(&text[..], OutputStream::Stdout, sender).await;
+        let mut lengths = Vec::new();
+        while let Some(line) = lines.recv().await {
+            lengths.push(line.bytes.len());
+        }
+        assert_eq!(lengths, [1, 0, LINE_BYTES_MAX, 1, 4]);
+    }
+
+    #[test]
+    fn names_of_variables_are_checked() {
+        assert!(is_variable_name("_A1"));
+        assert!(["", "1A", "A-B", "A=B", "A B", "A\n"].iter().all(|name| !is_variable_name(name)));
+    }
+}

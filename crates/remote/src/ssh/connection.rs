@@ -1,0 +1,180 @@
+//! [`RemoteHost`]: a connected host, and its master.
+
+use std::net::IpAddr;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::timeout;
+
+use super::config::CONFIG_NAME;
+use super::error::RemoteError;
+use crate::inventory::InventoryHost;
+
+/// Commands that sshd accepts on one connection at once, with the master's own (MaxSessions of sshd_config(5)).
+pub(super) const CONTROL_SESSIONS_MAX: usize = 10;
+
+/// First word of the line that the master's command prints.
+const CONNECTED_WORD: &str = "farfork-connected";
+
+/// The master's command. It ends with its standard input. SSH_CONNECTION has both addresses and ports of the connection.
+const MASTER_COMMAND: &str = r#"printf 'farfork-connected %s\n' "$SSH_CONNECTION" && exec cat >/dev/null"#;
+
+/// Longest text of ssh's messages that is kept, in bytes.
+const MESSAGES_BYTES_MAX: u64 = 4096;
+
+/// Longest wait for ssh's messages after it has ended or was killed.
+const MESSAGES_LIMIT: Duration = Duration::from_secs(1);
+
+/// Longest wait until a master has ended after its standard input was closed.
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The configuration of ssh, and the socket of one master. A name of few characters, because the path of a socket is limited
+/// to about 100 bytes.
+#[derive(Debug)]
+struct ControlSocket {
+    directory: Arc<TempDir>,
+    number: usize,
+}
+
+impl ControlSocket {
+    /// ssh(1) with the configuration and the socket. Further options and the host follow.
+    fn ssh(&self) -> Command {
+        let directory = self.directory.path();
+        let mut command = Command::new("ssh");
+        command.arg("-F").arg(directory.join(CONFIG_NAME));
+        // ssh expands `%` in the path.
+        command.arg("-S").arg(format!("{}/{}", directory.display().to_string().replace('%', "%%"), self.number));
+        // A process group of its own: Ctrl-C must reach only the coordinator, which cleans up.
+        command.process_group(0).kill_on_drop(true);
+        command
+    }
+}
+
+/// A connected host. Dropping it ends the connection, and all commands that run with it.
+#[derive(Debug)]
+pub struct RemoteHost {
+    host: InventoryHost,
+    address: IpAddr,
+    control: ControlSocket,
+    master: Child,
+    /// The master's command runs until this is closed.
+    input: Option<ChildStdin>,
+}
+
+impl RemoteHost {
+    /// Connects. `directory` is the client's; `number` is unique in it.
+    pub(super) async fn connect(
+        host: &InventoryHost,
+        directory: &Arc<TempDir>,
+        number: usize,
+        limit: Duration,
+    ) -> Result<Self, RemoteError> {
+        let control = ControlSocket { directory: Arc::clone(directory), number };
+        let mut command = control.ssh();
+        command.args(["-M", "--", host.name.as_str(), MASTER_COMMAND]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut master = command.spawn().map_err(|cause| RemoteError::Local { action: "run ssh", cause })?;
+        let input = master.stdin.take();
+        let messages = tokio::spawn(read_messages(master.stderr.take().expect("it is piped")));
+        let answer = read_connected_line(master.stdout.take().expect("it is piped"));
+        match timeout(limit, answer).await {
+            Ok(Some(address)) => Ok(Self { host: host.clone(), address, control, master, input }),
+            Ok(None) => {
+                let detail = timeout(MESSAGES_LIMIT, messages).await.ok().and_then(Result::ok).unwrap_or_default();
+                Err(connect_error(host, detail))
+            }
+            Err(_) => {
+                let (host, address) = (host.name.to_string(), host.address.clone());
+                Err(RemoteError::Timeout { host, address, limit })
+            }
+        }
+    }
+
+    /// Name of the host.
+    pub fn name(&self) -> &str {
+        self.host.name.as_str()
+    }
+
+    /// The host in the inventory.
+    pub fn inventory_host(&self) -> &InventoryHost {
+        &self.host
+    }
+
+    /// The address of the host at which its sshd accepted this connection.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Ends the connection. Commands that still run are killed if they run with the runner.
+    pub async fn close(mut self) {
+        self.input = None;
+        // If it does not end, it is killed when it is dropped.
+        let _ = timeout(CLOSE_LIMIT, self.master.wait()).await;
+    }
+
+    /// ssh(1) with a command line for the shell of the host. Uses the connection, and never makes another one.
+    pub(super) fn ssh(&self, command_line: &str) -> Command {
+        let mut command = self.control.ssh();
+        // ssh connects itself if the master has ended. This is the command that it would connect with, instead of ProxyJump.
+        command.args(["-o", "ProxyCommand=exec false"]);
+        // A command line that begins with `-` would be an option.
+        assert!(!command_line.starts_with('-'), "the command line begins with a word");
+        command.args(["--", self.name(), command_line]);
+        command
+    }
+
+    /// Whether the master still has a connection.
+    pub(super) async fn is_connected(&self) -> bool {
+        let mut command = self.control.ssh();
+        command.args(["-O", "check", "--", self.name()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().await.is_ok_and(|status| status.success())
+    }
+}
+
+/// Reads lines until the master's command has printed its line. Returns the address of the host in it.
+async fn read_connected_line(output: impl AsyncRead + Unpin) -> Option<IpAddr> {
+    let mut lines = BufReader::new(output.take(1 << 20)).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let mut words = line.split_whitespace();
+        if words.next() == Some(CONNECTED_WORD) {
+            // Address and port of the client, then those of the server.
+            let address = words.nth(2)?.parse::<IpAddr>().ok()?;
+            return Some(address.to_canonical());
+        }
+    }
+    None
+}
+
+/// Reads the messages of ssh to their end. Keeps the first ones, which name the cause.
+pub(super) async fn read_messages(mut output: impl AsyncRead + Unpin) -> String {
+    let mut bytes = Vec::new();
+    let _ = (&mut output).take(MESSAGES_BYTES_MAX).read_to_end(&mut bytes).await;
+    let _ = tokio::io::copy(&mut output, &mut tokio::io::sink()).await;
+    one_line(&bytes)
+}
+
+/// The lines of a text, trimmed and joined.
+pub(super) fn one_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let lines = text.lines().map(|line| line.trim_matches(|c: char| c.is_whitespace() || c == '@'));
+    lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+/// Classifies the end of a master that has not connected, by the messages of ssh.
+fn connect_error(host: &InventoryHost, detail: String) -> RemoteError {
+    let (name, address) = (host.name.to_string(), host.address.clone());
+    if detail.contains("Host key verification failed") || detail.contains("REMOTE HOST IDENTIFICATION HAS CHANGED") {
+        return RemoteError::HostKey { host: name, address, detail };
+    }
+    if detail.contains("Permission denied") || detail.contains("Too many authentication failures") {
+        return RemoteError::Login { host: name, address, detail };
+    }
+    let detail = if detail.is_empty() { "ssh gave no reason".to_owned() } else { detail };
+    RemoteError::Unreachable { host: name, address, detail }
+}

@@ -1,0 +1,115 @@
+//! Errors of connections and of commands on hosts. Each names the host.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::connection::CONTROL_SESSIONS_MAX;
+
+/// Why something on a host failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// ssh(1) or its files cannot be used on this machine.
+    #[error("cannot {action}: {cause}")]
+    Local {
+        /// The operation.
+        action: &'static str,
+        /// The error.
+        cause: io::Error,
+    },
+    /// A file of this machine cannot be read.
+    #[error("file {}: {cause}", path.display())]
+    LocalFile {
+        /// The file.
+        path: PathBuf,
+        /// The error.
+        cause: io::Error,
+    },
+    /// There is no connection.
+    #[error("host {host}: no connection to {address}: {detail}")]
+    Unreachable {
+        /// The host.
+        host: String,
+        /// Its address.
+        address: String,
+        /// The messages of ssh.
+        detail: String,
+    },
+    /// The host, or a host on the way to it, has an unknown or a changed key.
+    #[error(
+        "host {host}: the key of {address} is not the one in the file of known hosts: {detail}; compare its key with the host's, then \
+         correct the file"
+    )]
+    HostKey {
+        /// The host.
+        host: String,
+        /// Its address.
+        address: String,
+        /// The messages of ssh.
+        detail: String,
+    },
+    /// The host refuses the user.
+    #[error(
+        "host {host}: {address} refuses the login: {detail}; add the key to the agent or name it in the inventory, and add \
+         its public part to `authorized_keys` on the host"
+    )]
+    Login {
+        /// The host.
+        host: String,
+        /// Its address.
+        address: String,
+        /// The messages of ssh.
+        detail: String,
+    },
+    /// The host did not run a command in time.
+    #[error(
+        "host {host}: {address} did not run a command within {} s (`connect_timeout_s` of the inventory); check that it is up",
+        limit.as_secs()
+    )]
+    Timeout {
+        /// The host.
+        host: String,
+        /// Its address.
+        address: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// The connection ended.
+    #[error(
+        "host {host}: the connection ended: {detail}; a connection has at most {CONTROL_SESSIONS_MAX} commands at once"
+    )]
+    Disconnected {
+        /// The host.
+        host: String,
+        /// The messages of ssh.
+        detail: String,
+    },
+    /// A command on the host failed.
+    #[error("host {host}: cannot {action}: {detail}")]
+    Command {
+        /// The host.
+        host: String,
+        /// The operation.
+        action: String,
+        /// The output of the command, or its exit status.
+        detail: String,
+    },
+    /// An argument cannot be passed to a program.
+    #[error("host {host}: `{}` {rule}", argument.escape_debug())]
+    Argument {
+        /// The host.
+        host: String,
+        /// The argument.
+        argument: String,
+        /// The rule, as a clause.
+        rule: &'static str,
+    },
+    /// Another coordinator uses the host.
+    #[error("host {host}: another coordinator uses it: {holder}; wait for its end, or end it")]
+    Locked {
+        /// The host.
+        host: String,
+        /// The other coordinator, as it describes itself.
+        holder: String,
+    },
+}

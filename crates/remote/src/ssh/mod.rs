@@ -1,0 +1,25 @@
+//! Connections to hosts of an inventory with the system's OpenSSH, ssh(1).
+//!
+//! Each connected host has one *master*: an ssh process that holds the connection (ControlMaster). Each command is a
+//! further ssh process that uses it. No process reads the user's configuration or asks a question.
+//!
+//! ```text
+//!  coordinator ──stdin──▶ ssh -M n1 cat ═══ connection ═══ sshd ── cat
+//!              ──stdin──▶ ssh n1 COMMAND ──┘               └────── COMMAND
+//! ```
+//!
+//! When the coordinator ends, even by SIGKILL, the standard input of each ssh ends, and then that of each remote command.
+
+mod command;
+mod config;
+mod connection;
+mod copy;
+mod error;
+mod lock;
+
+pub use self::command::{HostCommand, OutputLine, OutputStream, RunningCommand, ScriptOutput};
+pub use self::config::{HostKeyPolicy, SshClient};
+pub use self::connection::RemoteHost;
+pub use self::copy::CopyOutcome;
+pub use self::error::RemoteError;
+pub use self::lock::HostLock;

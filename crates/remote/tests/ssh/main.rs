@@ -1,0 +1,366 @@
+//! Connections to real servers, with the system's ssh and sshd. Needs root: each server has its own namespaces.
+//!
+//! The hosts run this binary as their runner, so its `main` is not libtest's.
+#![forbid(unsafe_code)]
+
+mod server;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use farfork_remote::inventory::Inventory;
+use farfork_remote::runner;
+use farfork_remote::ssh::{
+    CopyOutcome, HostCommand, HostKeyPolicy, OutputStream, RemoteError, RemoteHost, RunningCommand, SshClient,
+};
+use libtest_mimic::{Arguments, Trial};
+use rustix::process::{Pid, test_kill_process};
+use server::{SshServer, free_port};
+use tempfile::TempDir;
+
+/// Longest wait for something that a host does, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Words that shells, ssh and programs could misread.
+const AWKWARD_WORDS: [&str; 12] =
+    ["", " ", "a b", "it's", "\"$HOME\"", "$(id)", "a\nb\n", "-oProxyCommand=id", "--", "\\", "*", "é;&|"];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [command, dashes, program, arguments @ ..] = &arguments[..]
+        && (command.as_str(), dashes.as_str()) == ("remote-runner", "--")
+    {
+        let status = block_on(runner::run_program(program, arguments)).expect("the runner works");
+        return ExitCode::from(u8::try_from(status).expect("a status of a shell"));
+    }
+    assert!(rustix::process::geteuid().is_root(), "these tests make namespaces: run them as root");
+    let tests: Vec<(&str, fn())> = vec![
+        ("arguments_are_preserved", arguments_are_preserved),
+        ("exit_status_is_that_of_the_program", exit_status_is_that_of_the_program),
+        ("host_keys_are_checked", host_keys_are_checked),
+        ("a_login_is_refused_without_a_question", a_login_is_refused_without_a_question),
+        ("a_host_that_is_down_is_named_in_time", a_host_that_is_down_is_named_in_time),
+        ("a_host_behind_a_jump_host", a_host_behind_a_jump_host),
+        ("files_are_copied_if_they_differ", files_are_copied_if_they_differ),
+        ("one_coordinator_has_the_lock", one_coordinator_has_the_lock),
+        ("output_is_streamed", output_is_streamed),
+        ("a_program_ends_with_its_coordinator", a_program_ends_with_its_coordinator),
+        ("descendants_end_with_their_program", descendants_end_with_their_program),
+    ];
+    let trials = tests.into_iter().map(|(name, body)| {
+        Trial::test(name, move || {
+            body();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(future)
+}
+
+/// A server, and a directory with an inventory and a file of known hosts for it.
+struct Fixture {
+    server: SshServer,
+    directory: TempDir,
+}
+
+impl Fixture {
+    fn start() -> Self {
+        let server = SshServer::start("127.0.0.1");
+        let fixture = Self { directory: tempfile::tempdir().expect("a directory"), server };
+        fixture.write_known_hosts(&fixture.server.known_host_with_key_of(&fixture.server));
+        fixture
+    }
+
+    fn write_known_hosts(&self, text: &str) {
+        fs::write(self.directory.path().join("known_hosts"), text).expect("a small file can be written");
+    }
+
+    /// An inventory with these tables.
+    fn inventory(&self, hosts: &str) -> Inventory {
+        let text = format!("known_hosts = \"known_hosts\"\nconnect_timeout_s = 30\n{hosts}");
+        Inventory::parse(&self.directory.path().join("hosts.toml"), &text).expect("a valid inventory")
+    }
+
+    async fn connect_with(&self, policy: HostKeyPolicy) -> Result<RemoteHost, RemoteError> {
+        let inventory = self.inventory(&self.server.inventory_host("n1"));
+        SshClient::new(&inventory, policy)?.connect(&inventory.hosts()[0]).await
+    }
+
+    fn client(&self) -> (Inventory, SshClient) {
+        let inventory = self.inventory(&self.server.inventory_host("n1"));
+        let client = SshClient::new(&inventory, HostKeyPolicy::RequireKnown).expect("the configuration can be written");
+        (inventory, client)
+    }
+}
+
+/// Runs `body` with a connected host.
+fn with_host(body: impl AsyncFnOnce(&Fixture, &RemoteHost)) {
+    let fixture = Fixture::start();
+    block_on(async {
+        let (inventory, client) = fixture.client();
+        let host = client.connect(&inventory.hosts()[0]).await.expect("the host accepts");
+        body(&fixture, &host).await;
+        host.close().await;
+    });
+}
+
+fn arguments_are_preserved() {
+    with_host(async |_, host| {
+        let print = r#"for word do printf '%s\0' "$word"; done; cat"#;
+        let output = host.script(print, &AWKWARD_WORDS, b"input").await.expect("the script runs");
+        let words: Vec<&str> = output.stdout.split('\0').collect();
+        assert_eq!(words, [&AWKWARD_WORDS[..], &["input"]].concat(), "{}", output.stderr);
+        let refused = host.script("true", &["a\0b"], b"").await;
+        assert!(matches!(refused, Err(RemoteError::Argument { .. })), "{refused:?}");
+        assert_eq!(host.address().to_string(), "127.0.0.1");
+    });
+}
+
+fn exit_status_is_that_of_the_program() {
+    with_host(async |_, host| {
+        for (script, status) in [("exit 0", 0), ("exit 3", 3), ("exit 255", 255)] {
+            assert_eq!(host.script(script, &[], b"").await.expect("it runs").status, status, "{script}");
+        }
+        let failed = host.require_script("do it", "echo no >&2; exit 2", &[], b"").await.unwrap_err().to_string();
+        assert_eq!(failed, "host n1: cannot do it: no");
+    });
+}
+
+fn host_keys_are_checked() {
+    let (fixture, other) = (Fixture::start(), SshServer::start("127.0.0.1"));
+    block_on(async {
+        fixture.write_known_hosts("");
+        let unknown = fixture.connect_with(HostKeyPolicy::RequireKnown).await;
+        assert!(matches!(unknown, Err(RemoteError::HostKey { .. })), "{unknown:?}");
+        fixture.connect_with(HostKeyPolicy::AcceptNew).await.expect("the policy accepts it").close().await;
+        fixture.connect_with(HostKeyPolicy::RequireKnown).await.expect("now the key is known").close().await;
+        fixture.write_known_hosts(&fixture.server.known_host_with_key_of(&other));
+        for policy in [HostKeyPolicy::RequireKnown, HostKeyPolicy::AcceptNew] {
+            let changed = fixture.connect_with(policy).await;
+            assert!(matches!(changed, Err(RemoteError::HostKey { .. })), "{changed:?}");
+        }
+    });
+}
+
+fn a_login_is_refused_without_a_question() {
+    let fixture = Fixture::start();
+    fs::write(fixture.server.path("user_key.pub"), "").expect("a small file can be written");
+    let refused = block_on(fixture.connect_with(HostKeyPolicy::RequireKnown));
+    assert!(matches!(refused, Err(RemoteError::Login { .. })), "{refused:?}");
+}
+
+fn a_host_that_is_down_is_named_in_time() {
+    let fixture = Fixture::start();
+    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
+    let silent_port = silent.local_addr().expect("it is bound").port();
+    block_on(async {
+        for (port, is_silent) in [(free_port("127.0.0.1"), false), (silent_port, true)] {
+            let host =
+                format!("connect_timeout_s = 1\n[[hosts]]\nname = \"n9\"\naddress = \"127.0.0.1\"\nport = {port}\n");
+            let inventory = Inventory::parse(Path::new("hosts.toml"), &host).expect("valid");
+            let client = SshClient::new(&inventory, HostKeyPolicy::RequireKnown).expect("a directory");
+            let began = Instant::now();
+            let refused = client.connect(&inventory.hosts()[0]).await.unwrap_err();
+            assert!(refused.to_string().starts_with("host n9: "), "{refused}");
+            match refused {
+                RemoteError::Unreachable { detail, .. } if !is_silent => {
+                    assert!(detail.contains("refused"), "{detail}")
+                }
+                // ssh and this process have the same limit.
+                RemoteError::Timeout { .. } | RemoteError::Unreachable { .. } if is_silent => {}
+                other => panic!("{other:?}"),
+            }
+            assert!(began.elapsed() < LIMIT, "the limit is 1 s");
+        }
+    });
+    drop(fixture);
+}
+
+fn a_host_behind_a_jump_host() {
+    let (fixture, inner) = (Fixture::start(), SshServer::start("127.0.0.2"));
+    let known = [&fixture.server, &inner].map(|server| server.known_host_with_key_of(server)).concat();
+    fixture.write_known_hosts(&known);
+    let hosts = format!("{}jump = \"gw\"\n{}", inner.inventory_host("inner"), fixture.server.inventory_host("gw"));
+    let inventory = fixture.inventory(&hosts);
+    block_on(async {
+        let client = SshClient::new(&inventory, HostKeyPolicy::RequireKnown).expect("a directory");
+        let host = client.connect(&inventory.hosts()[0]).await.expect("the host accepts");
+        assert_eq!(host.address().to_string(), "127.0.0.2");
+        host.close().await;
+        // The key of the jump host is checked, too.
+        fixture.write_known_hosts(&inner.known_host_with_key_of(&inner));
+        let refused = client.connect(&inventory.hosts()[0]).await;
+        assert!(matches!(refused, Err(RemoteError::HostKey { .. })), "{refused:?}");
+    });
+}
+
+fn files_are_copied_if_they_differ() {
+    with_host(async |fixture, host| {
+        let local = fixture.directory.path().join("local");
+        let remote = fixture.directory.path().join("new directory/-remote 'file'\n");
+        let text = remote.to_str().expect("UTF-8");
+        let contents: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
+        fs::write(&local, &contents).expect("it can be written");
+        for expected in [CopyOutcome::Copied, CopyOutcome::Unchanged] {
+            assert_eq!(host.copy_file(&local, text, 0o750).await.expect("it is copied"), expected);
+            assert!(fs::read(&remote).expect("it exists") == contents, "the contents differ");
+        }
+        assert_eq!(host.copy_file(&local, text, 0o700).await.expect("it is copied"), CopyOutcome::Copied, "the mode");
+        fs::write(&local, "new").expect("it can be written");
+        assert_eq!(host.copy_file(&local, text, 0o700).await.expect("it is copied"), CopyOutcome::Copied);
+        assert_eq!(fs::read_to_string(&remote).expect("it exists"), "new");
+        let parent = remote.parent().expect("a directory");
+        assert_eq!(fs::read_dir(parent).expect("it exists").count(), 1, "no partial file is left");
+        host.remove_file(text).await.expect("it is removed");
+        host.remove_file(text).await.expect("a missing file is no error");
+        assert!(!remote.exists());
+        let refused = host.copy_file(&local, "/proc/nowhere/file", 0o700).await.unwrap_err().to_string();
+        assert!(refused.contains("host n1: cannot write /proc/nowhere/file"), "{refused}");
+    });
+}
+
+fn one_coordinator_has_the_lock() {
+    with_host(async |fixture, host| {
+        let file = fixture.directory.path().join("lock");
+        let path = file.to_str().expect("UTF-8");
+        let second = fixture.connect_with(HostKeyPolicy::RequireKnown).await.expect("the host accepts");
+        let lock = host.lock(path, "alice at\nc1").await.expect("the lock is free");
+        let refused = second.lock(path, "bob at c2").await.unwrap_err();
+        assert!(matches!(&refused, RemoteError::Locked { holder, .. } if holder == "alice at c1"), "{refused}");
+        lock.release().await;
+        assert!(!file.exists(), "the file is removed with the lock");
+        let lock = second.lock(path, "bob at c2").await.expect("the lock was released");
+        drop(second);
+        let deadline = Instant::now() + LIMIT;
+        while let Err(error) = host.lock(path, "alice").await {
+            assert!(Instant::now() < deadline, "the lock has outlived its connection: {error}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        drop(lock);
+    });
+}
+
+/// Starts a script with this binary as the runner.
+fn start_script(host: &RemoteHost, script: &str, words: &[&str]) -> RunningCommand {
+    let runner = std::env::current_exe().expect("this binary").to_str().expect("UTF-8").to_owned();
+    let arguments = ["-c", script, "sh"].iter().chain(words).map(|word| (*word).to_owned()).collect();
+    let environment = vec![("WORDS".to_owned(), "a 'b'\n$c".to_owned())];
+    let command = HostCommand { program: "sh".into(), arguments, directory: Some("/tmp".into()), environment };
+    host.start(&runner, &command).expect("ssh starts")
+}
+
+fn output_is_streamed() {
+    with_host(async |_, host| {
+        let script = r#"echo "$PWD"; printf '%s|' "$WORDS" "$@"; echo; echo error >&2; cat; exit 7"#;
+        let mut running = start_script(host, script, &AWKWARD_WORDS);
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        while let Some(line) = running.next_line().await {
+            let text = String::from_utf8(line.bytes).expect("UTF-8");
+            if line.stream == OutputStream::Stdout { stdout.push(text) } else { stderr.push(text) }
+        }
+        assert_eq!(running.wait(host).await.expect("the program ends"), 7, "{stderr:?}");
+        let words = [&["a 'b'\n$c"], &AWKWARD_WORDS[..]].concat().join("|");
+        assert_eq!((stdout.join("\n"), stderr), (format!("/tmp\n{words}|"), vec!["error".to_owned()]));
+        let signaled = start_script(host, "kill -9 $$", &[]).wait(host).await.expect("the program ends");
+        assert_eq!(signaled, 128 + 9);
+        let command = HostCommand { program: "/nowhere/program".into(), ..HostCommand::default() };
+        let runner = std::env::current_exe().expect("this binary");
+        let missing = host.start(runner.to_str().expect("UTF-8"), &command).expect("ssh starts");
+        assert_eq!(missing.wait(host).await.expect("the runner ends"), 127);
+    });
+}
+
+/// A program with a descendant that has left its session and its parent. Prints the process ids that this machine sees.
+const ESCAPING_SCRIPT: &str = r#"
+trap '' HUP
+setsid sh -c 'echo escaped; exec sleep 1000' &
+echo started
+wait"#;
+
+/// Returns the processes that run `sleep 1000` in the process namespace of the server.
+fn sleeping_processes(server: &SshServer) -> Vec<i32> {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let directory = server.path("sshd_config");
+    let is_server = |pid: &String| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.starts_with("sshd:") && line.contains(directory.to_str().expect("UTF-8")))
+    };
+    let pids: Vec<String> = fs::read_dir("/proc")
+        .expect("/proc is mounted")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.parse::<i32>().is_ok())
+        .collect();
+    let own = pids.iter().find(|pid| is_server(pid)).and_then(|pid| namespace(pid)).expect("the server runs");
+    let is_sleep = |pid: &&String| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\x001000\x00")
+            && namespace(pid).as_ref() == Some(&own)
+    };
+    pids.iter().filter(is_sleep).filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Starts the escaping program, and returns it with the escaped process.
+async fn start_escaping(fixture: &Fixture, host: &RemoteHost, end: &str) -> (RunningCommand, Pid) {
+    let mut running = start_script(host, &ESCAPING_SCRIPT.replace("wait", end), &[]);
+    let mut lines = Vec::new();
+    while lines.len() < 2 {
+        lines.push(running.next_line().await.expect("two lines").bytes);
+    }
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let [pid] = sleeping_processes(&fixture.server)[..] {
+            return (running, Pid::from_raw(pid).expect("a process id"));
+        }
+        assert!(Instant::now() < deadline, "no escaped process");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn require_end(process: Pid) {
+    let deadline = Instant::now() + LIMIT;
+    while test_kill_process(process).is_ok() {
+        assert!(Instant::now() < deadline, "process {process:?} has outlived its coordinator");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn a_program_ends_with_its_coordinator() {
+    let fixture = Fixture::start();
+    block_on(async {
+        let (inventory, client) = fixture.client();
+        let host = client.connect(&inventory.hosts()[0]).await.expect("the host accepts");
+        // Its ssh process is killed.
+        let (running, escaped) = start_escaping(&fixture, &host, "wait").await;
+        drop(running);
+        require_end(escaped).await;
+        // The coordinator tells the runner to end it.
+        let (mut running, escaped) = start_escaping(&fixture, &host, "wait").await;
+        running.stop();
+        assert_eq!(running.wait(&host).await.expect("the connection is kept"), 128 + 15);
+        require_end(escaped).await;
+        // The connection ends.
+        let (running, escaped) = start_escaping(&fixture, &host, "wait").await;
+        let second = client.connect(&inventory.hosts()[0]);
+        drop(second);
+        host.close().await;
+        require_end(escaped).await;
+        drop(running);
+    });
+}
+
+fn descendants_end_with_their_program() {
+    let fixture = Fixture::start();
+    block_on(async {
+        let (inventory, client) = fixture.client();
+        let host = client.connect(&inventory.hosts()[0]).await.expect("the host accepts");
+        let (running, escaped) = start_escaping(&fixture, &host, "sleep 1; exit 4").await;
+        assert_eq!(running.wait(&host).await.expect("the program ends"), 4);
+        require_end(escaped).await;
+    });
+}
