@@ -1,10 +1,12 @@
 //! Commands on a host: scripts of `sh` that are short, and programs whose output is read line by line.
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::process::{Child, ChildStdin};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -140,16 +142,7 @@ impl RemoteHost {
     /// ssh cannot be started, or a value cannot be passed to a program. If the program cannot be started, its exit status
     /// is 127.
     pub fn start(&self, runner: &str, command: &HostCommand) -> Result<RunningCommand, RemoteError> {
-        let mut ssh = self.ssh(&self.command_line(runner, command)?);
-        ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = ssh.spawn().map_err(|cause| RemoteError::Local { action: "run ssh", cause })?;
-        let (sender, lines) = mpsc::channel(LINES_QUEUED_MAX);
-        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
-        let stderr = BufReader::new(child.stderr.take().expect("it is piped"));
-        tokio::spawn(forward_lines(stdout, OutputStream::Stdout, sender.clone()));
-        tokio::spawn(forward_lines(stderr, OutputStream::Stderr, sender));
-        let heartbeat = tokio::spawn(send_heartbeats(child.stdin.take().expect("it is piped")));
-        Ok(RunningCommand { child, lines, heartbeat })
+        RunningCommand::spawn("run ssh", self.ssh(&self.command_line(runner, command)?))
     }
 
     /// The line for the host's shell that starts a program with the runner.
@@ -197,6 +190,35 @@ impl RemoteHost {
 }
 
 impl RunningCommand {
+    /// As [`RemoteHost::start`], on this machine. `runner` is a copy of `farfork`.
+    ///
+    /// # Errors
+    /// The runner cannot be started.
+    pub fn start_here(runner: &Path, command: &HostCommand) -> Result<Self, RemoteError> {
+        let HostCommand { program, arguments, directory, environment } = command;
+        let mut local = Command::new(runner);
+        local.args(["remote-runner", "--", program]).args(arguments).envs(environment.iter().cloned());
+        if let Some(directory) = directory {
+            local.current_dir(directory);
+        }
+        Self::spawn("run the command", local)
+    }
+
+    /// Starts a process that ends with its standard input.
+    fn spawn(action: &'static str, mut command: Command) -> Result<Self, RemoteError> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Ctrl-C must reach only the coordinator, which cleans up.
+        command.process_group(0);
+        let mut child = command.spawn().map_err(|cause| RemoteError::Local { action, cause })?;
+        let (sender, lines) = mpsc::channel(LINES_QUEUED_MAX);
+        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let stderr = BufReader::new(child.stderr.take().expect("it is piped"));
+        tokio::spawn(forward_lines(stdout, OutputStream::Stdout, sender.clone()));
+        tokio::spawn(forward_lines(stderr, OutputStream::Stderr, sender));
+        let heartbeat = tokio::spawn(send_heartbeats(child.stdin.take().expect("it is piped")));
+        Ok(RunningCommand { child, lines, heartbeat })
+    }
+
     /// The next line of output; `None` when the program and its descendants have closed both streams.
     pub async fn next_line(&mut self) -> Option<OutputLine> {
         self.lines.recv().await
@@ -206,6 +228,17 @@ impl RunningCommand {
     /// then call [`Self::wait`].
     pub fn stop(&mut self) {
         self.heartbeat.abort();
+    }
+
+    /// As [`Self::wait`], for a program of this machine.
+    ///
+    /// # Errors
+    /// The program cannot be waited for.
+    pub async fn wait_here(mut self) -> Result<i32, RemoteError> {
+        while self.lines.recv().await.is_some() {}
+        let status = self.child.wait().await;
+        let status = status.map_err(|cause| RemoteError::Local { action: "wait for the command", cause })?;
+        Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
     }
 
     /// Waits for the end of the program, and drops lines that were not read. Returns the exit status; as in a shell, 128

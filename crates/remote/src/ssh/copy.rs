@@ -1,9 +1,9 @@
 //! Copies files to a host, and removes them.
 
 use std::fs::File;
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use ring::digest::{Context, SHA256};
 use tokio::io::AsyncReadExt as _;
@@ -28,6 +28,21 @@ trap 'rm -f -- "$part"' EXIT
 cat >"$part" || exit 1
 [ "$(sha256sum <"$part")" = "$2  -" ] || { echo 'the transfer was cut' >&2; exit 1; }
 chmod "$3" "$part" && mv -f -T -- "$part" "$1""#;
+
+/// Prints the digest of the archive of directory $1, which does not depend on the owners.
+const DIGEST_DIRECTORY_SCRIPT: &str = r#"
+[ -d "$1" ] && [ ! -L "$1" ] && tar --sort=name --owner=0 --group=0 --numeric-owner -C "$1" -cf - . 2>/dev/null | sha256sum"#;
+
+/// Replaces directory $1 by that of the archive in the standard input, whose digest is $2. A connection that ends early must not
+/// leave a part of it.
+const UNPACK_SCRIPT: &str = r#"
+umask 077
+mkdir -p -- "$(dirname -- "$1")" && part=$(mktemp -d -- "$1.XXXXXX") || exit 1
+trap 'rm -rf -- "$part"' EXIT
+tar --numeric-owner -C "$part" -xpf - || exit 1
+[ "$(tar --sort=name --owner=0 --group=0 --numeric-owner -C "$part" -cf - . | sha256sum)" = "$2  -" ] ||
+    { echo 'the transfer was cut' >&2; exit 1; }
+rm -rf -- "$1" && mv -T -- "$part" "$1""#;
 
 /// Buffer for digests, in bytes.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -81,6 +96,30 @@ impl RemoteHost {
         Ok(compared.trim_end() == "same")
     }
 
+    /// Copies a directory of this machine to `path` on the host, unless the host has the same one: the same names, contents,
+    /// modes and times. The directory at `path` is replaced as a whole. Missing directories above it are made.
+    ///
+    /// # Errors
+    /// The local directory cannot be read, or the remote one cannot be written. One of the machines lacks GNU tar.
+    pub async fn copy_directory(&self, local: &Path, path: &str) -> Result<CopyOutcome, RemoteError> {
+        let digest = sha256_of_directory(local).await?;
+        let compared = self.script(DIGEST_DIRECTORY_SCRIPT, &[path], b"").await?;
+        if compared.stdout.split_whitespace().next() == Some(&digest) {
+            return Ok(CopyOutcome::Unchanged);
+        }
+        let failed = |cause| RemoteError::Local { action: "run tar", cause };
+        let mut archive = archive_command(local).stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let words = ["exec", "sh", "-c", UNPACK_SCRIPT, "sh", path, &digest];
+        let mut command = self.ssh(&quote_all(words));
+        command.stdin(archive.stdout.take().expect("it is piped")).stdout(Stdio::null()).stderr(Stdio::piped());
+        let output = command.output().await.map_err(failed)?;
+        archive.wait().map_err(failed)?;
+        match output.status.success() {
+            true => Ok(CopyOutcome::Copied),
+            false => Err(self.command_error(format!("write {path}"), one_line(&output.stderr))),
+        }
+    }
+
     /// Removes a file of the host. A missing file is no error.
     ///
     /// # Errors
@@ -97,18 +136,44 @@ fn local_error(path: &Path, cause: std::io::Error) -> RemoteError {
 
 /// The SHA-256 digest of a file, as hexadecimal digits.
 async fn sha256_of(path: &Path) -> Result<String, RemoteError> {
-    let owned: PathBuf = path.to_owned();
-    let read = move || {
-        let (mut file, mut context) = (File::open(owned)?, Context::new(&SHA256));
-        let mut buffer = vec![0; BUFFER_BYTES];
-        loop {
-            match file.read(&mut buffer)? {
-                0 => return Ok(context.finish()),
-                count => context.update(&buffer[..count]),
-            }
-        }
+    let owned = path.to_owned();
+    digest_in_thread(path, move || sha256_of_bytes(File::open(owned)?)).await
+}
+
+/// The SHA-256 digest of the archive of a directory, with neither owners nor groups.
+async fn sha256_of_directory(path: &Path) -> Result<String, RemoteError> {
+    let mut command = archive_command(path);
+    command.args(["--owner=0", "--group=0"]).stdout(Stdio::piped());
+    let digest = move || {
+        let mut archive = command.spawn()?;
+        let digest = sha256_of_bytes(archive.stdout.take().expect("it is piped"))?;
+        if archive.wait()?.success() { Ok(digest) } else { Err(std::io::Error::other("tar cannot read all of it")) }
     };
-    let digest = tokio::task::spawn_blocking(read).await.unwrap_or_else(|panic| Err(std::io::Error::other(panic)));
-    let digest = digest.map_err(|cause| local_error(path, cause))?;
-    Ok(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+    digest_in_thread(path, digest).await
+}
+
+/// tar(1), which writes the archive of a directory to its standard output.
+fn archive_command(directory: &Path) -> Command {
+    let mut command = Command::new("tar");
+    command.args(["--sort=name", "--numeric-owner", "-cf", "-", "-C"]).arg(directory).arg(".").stdin(Stdio::null());
+    command
+}
+
+async fn digest_in_thread(
+    path: &Path,
+    digest: impl FnOnce() -> std::io::Result<String> + Send + 'static,
+) -> Result<String, RemoteError> {
+    let digest = tokio::task::spawn_blocking(digest).await.unwrap_or_else(|panic| Err(std::io::Error::other(panic)));
+    digest.map_err(|cause| local_error(path, cause))
+}
+
+/// The SHA-256 digest of everything that can be read, as hexadecimal digits.
+fn sha256_of_bytes(mut input: impl Read) -> std::io::Result<String> {
+    let (mut context, mut buffer) = (Context::new(&SHA256), vec![0; BUFFER_BYTES]);
+    loop {
+        match input.read(&mut buffer)? {
+            0 => return Ok(context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()),
+            count => context.update(&buffer[..count]),
+        }
+    }
 }

@@ -5,8 +5,9 @@
 
 mod server;
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -45,6 +46,8 @@ fn main() -> ExitCode {
         ("a_host_that_is_down_is_named_in_time", a_host_that_is_down_is_named_in_time),
         ("a_host_behind_a_jump_host", a_host_behind_a_jump_host),
         ("files_are_copied_if_they_differ", files_are_copied_if_they_differ),
+        ("directories_are_copied_if_they_differ", directories_are_copied_if_they_differ),
+        ("a_program_of_this_machine_ends_with_its_descendants", a_program_of_this_machine_ends_with_its_descendants),
         ("one_coordinator_has_the_lock", one_coordinator_has_the_lock),
         ("output_is_streamed", output_is_streamed),
         ("a_program_ends_with_its_coordinator", a_program_ends_with_its_coordinator),
@@ -223,6 +226,55 @@ fn files_are_copied_if_they_differ() {
         assert!(!remote.exists());
         let refused = host.copy_file(&local, "/proc/nowhere/file", 0o700).await.unwrap_err().to_string();
         assert!(refused.contains("host n1: cannot write /proc/nowhere/file"), "{refused}");
+    });
+}
+
+fn directories_are_copied_if_they_differ() {
+    with_host(async |fixture, host| {
+        let local = fixture.directory.path().join("local directory");
+        let remote = fixture.directory.path().join("above/-remote 'directory'\n");
+        let text = remote.to_str().expect("UTF-8");
+        fs::create_dir_all(local.join("inner")).expect("a directory");
+        fs::write(local.join("inner/file"), "one").expect("it can be written");
+        symlink("inner/file", local.join("link")).expect("a symbolic link");
+        fs::set_permissions(local.join("inner"), Permissions::from_mode(0o705)).expect("its own directory");
+        for expected in [CopyOutcome::Copied, CopyOutcome::Unchanged] {
+            assert_eq!(host.copy_directory(&local, text).await.expect("it is copied"), expected);
+            assert_eq!(fs::read_to_string(remote.join("link")).expect("a file of the copy"), "one");
+            assert_eq!(fs::metadata(remote.join("inner")).expect("it exists").permissions().mode() & 0o777, 0o705);
+        }
+        fs::write(remote.join("inner/other"), "of the host").expect("it can be written");
+        assert_eq!(host.copy_directory(&local, text).await.expect("it is copied"), CopyOutcome::Copied);
+        assert!(!remote.join("inner/other").exists(), "the copy has only the files of the original");
+        fs::write(local.join("inner/file"), "two").expect("it can be written");
+        assert_eq!(host.copy_directory(&local, text).await.expect("it is copied"), CopyOutcome::Copied);
+        assert_eq!(fs::read_to_string(remote.join("link")).expect("a file of the copy"), "two");
+        let parent = remote.parent().expect("a directory");
+        assert_eq!(fs::read_dir(parent).expect("it exists").count(), 1, "no partial directory is left");
+        let refused = host.copy_directory(&local, "/proc/nowhere/directory").await.unwrap_err().to_string();
+        assert!(refused.contains("host n1: cannot write /proc/nowhere/directory"), "{refused}");
+        let missing = host.copy_directory(&local.join("missing"), text).await.unwrap_err().to_string();
+        assert!(missing.contains("local directory/missing"), "{missing}");
+    });
+}
+
+fn a_program_of_this_machine_ends_with_its_descendants() {
+    block_on(async {
+        let runner = std::env::current_exe().expect("this program");
+        let script = "setsid sleep 1000 & echo $!; printf '%s ' \"$@\" \"$NAME\"; pwd; exec sleep 1000";
+        let command = HostCommand {
+            program: "sh".to_owned(),
+            arguments: ["-c", script, "sh", "a b", "$HOME"].map(str::to_owned).to_vec(),
+            directory: Some("/proc".to_owned()),
+            environment: vec![("NAME".to_owned(), "it's".to_owned())],
+        };
+        let mut running = RunningCommand::start_here(&runner, &command).expect("it starts");
+        let mut line = async || String::from_utf8(running.next_line().await.expect("a line").bytes).expect("UTF-8");
+        let descendant = Pid::from_raw(line().await.parse().expect("a process id")).expect("not 0");
+        assert_eq!(line().await, "a b $HOME it's /proc");
+        running.stop();
+        assert_eq!(running.wait_here().await.expect("it ends"), 128 + 15);
+        require_end(descendant).await;
     });
 }
 
