@@ -16,7 +16,7 @@
 // program. `peer` has other RPC systems.
 //
 // `scratch` has the files of a run, and removes them with the nodes if the benchmark is killed. `suite` runs all
-// benchmarks, each as a process.
+// benchmarks, each as a process. `plan` runs commands and experiments on remote hosts.
 
 mod baseline;
 mod benchmark;
@@ -30,6 +30,7 @@ mod machine;
 mod options;
 mod peer;
 mod placement;
+mod plan;
 mod program_path;
 mod reference;
 mod report;

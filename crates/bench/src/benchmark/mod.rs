@@ -33,6 +33,7 @@ use tonic::Code;
 use crate::GlobalArgs;
 use crate::error::BenchError;
 use crate::machine::MachineState;
+use crate::plan::{CleanPlan, RunPlan};
 use crate::program_path;
 use crate::report::section::ReportSection;
 use crate::report::text;
@@ -59,6 +60,7 @@ Examples:
   farfork bench volume latency
   farfork bench all --quick
   farfork bench report farfork-bench
+  farfork bench run plan.toml
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct BenchCommand {
@@ -82,6 +84,8 @@ enum BenchmarkCommand {
     Volume(volume::BenchVolume),
     All(all::BenchAll),
     Report(report::BenchReport),
+    Run(RunPlan),
+    Clean(CleanPlan),
     #[command(hide = true)]
     End(internal::BenchEndpoint),
     #[command(hide = true)]
@@ -109,6 +113,8 @@ impl BenchCommand {
             BenchmarkCommand::Volume(benchmark) => run_benchmark(&benchmark, global),
             BenchmarkCommand::All(suite) => suite.run(global),
             BenchmarkCommand::Report(report) => report.run(global),
+            BenchmarkCommand::Run(plan) => plan.run(global),
+            BenchmarkCommand::Clean(plan) => plan.run(global),
             BenchmarkCommand::End(end) => end.run(),
             BenchmarkCommand::Forker(forker) => forker.run(),
             BenchmarkCommand::Remover(remover) => remover.run(),

@@ -1,12 +1,5 @@
 //! The history of the programs that read and write a file, and whether it is linearizable: whether each operation can have
 //! taken effect at one instant between its begin and its end.
-//!
-//! Each write writes another value. Then the test of P. Gibbons and E. Korach, "Testing Shared Memories", SIAM J. Comput. 26
-//! (1997), section 4, needs only the *zone* of each value: from the first end to the last begin of the operations with this
-//! value.
-//!
-//! A read sees a write of the same node that has not returned yet: the kernel answers it from the page that the write has
-//! filled. Other nodes see the write when it has returned. Such reads are no part of the history.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +17,7 @@ const NEVER: u64 = u64::MAX;
 
 /// One read or write of a whole file, with the times of its begin and its end in any unit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
+pub(crate) struct FileOperation {
     pub(crate) node: usize,
     pub(crate) is_write: bool,
     /// A write that has failed may take effect later. There are no reads that have failed.
@@ -34,7 +27,7 @@ pub(crate) struct Operation {
     pub(crate) end: u64,
 }
 
-impl Operation {
+impl FileOperation {
     /// The time until which the operation takes effect.
     fn effect_end(&self) -> u64 {
         if self.has_failed { NEVER } else { self.end }
@@ -49,14 +42,14 @@ impl Operation {
 /// The operations with one value.
 struct Zone {
     value: u64,
-    write: Option<Operation>,
+    write: Option<FileOperation>,
     first_end: u64,
     last_begin: u64,
     is_read: bool,
 }
 
 impl Zone {
-    fn new(value: u64, write: Option<Operation>) -> Self {
+    fn new(value: u64, write: Option<FileOperation>) -> Self {
         let (first_end, last_begin) = write.map_or((NEVER, 0), |write| (write.effect_end(), write.begin));
         Self { value, write, first_end, last_begin, is_read: false }
     }
@@ -72,7 +65,14 @@ impl Zone {
 }
 
 /// Checks the history of one file. The error names the values that have no order.
-pub(crate) fn check_linearizable(operations: &[Operation]) -> Result<(), String> {
+///
+/// Each write writes another value. Then the test of P. Gibbons and E. Korach, "Testing Shared Memories", SIAM J. Comput. 26
+/// (1997), section 4, needs only the *zone* of each value: from the first end to the last begin of the operations with this
+/// value.
+///
+/// A read sees a write of the same node that has not returned yet: the kernel answers it from the page that the write has
+/// filled. Other nodes see the write when it has returned. Such reads are no part of the history.
+pub(crate) fn check_linearizable(operations: &[FileOperation]) -> Result<(), String> {
     let zones = zones_of(operations);
     for zone in &zones {
         if zone.write.is_none_or(|write| write.begin > zone.first_end) {
@@ -98,9 +98,10 @@ pub(crate) fn check_linearizable(operations: &[Operation]) -> Result<(), String>
     Ok(())
 }
 
-fn zones_of(operations: &[Operation]) -> Vec<Zone> {
+fn zones_of(operations: &[FileOperation]) -> Vec<Zone> {
     let mut zones: BTreeMap<u64, Zone> = BTreeMap::new();
-    let (writes, reads): (Vec<Operation>, Vec<Operation>) = operations.iter().partition(|operation| operation.is_write);
+    let (writes, reads): (Vec<FileOperation>, Vec<FileOperation>) =
+        operations.iter().partition(|operation| operation.is_write);
     for write in [write(INITIAL, 0, 0)].into_iter().chain(writes) {
         let zone = Zone::new(write.value, Some(write));
         assert!(zones.insert(write.value, zone).is_none(), "two writes of {}", write.value);
@@ -116,16 +117,16 @@ fn zones_of(operations: &[Operation]) -> Vec<Zone> {
     zones.into_values().collect()
 }
 
-fn write(value: u64, begin: u64, end: u64) -> Operation {
-    Operation { node: 0, is_write: true, has_failed: false, value, begin, end }
+fn write(value: u64, begin: u64, end: u64) -> FileOperation {
+    FileOperation { node: 0, is_write: true, has_failed: false, value, begin, end }
 }
 
-fn failed_write(value: u64, begin: u64, end: u64) -> Operation {
-    Operation { has_failed: true, ..write(value, begin, end) }
+fn failed_write(value: u64, begin: u64, end: u64) -> FileOperation {
+    FileOperation { has_failed: true, ..write(value, begin, end) }
 }
 
-fn read(value: u64, begin: u64, end: u64) -> Operation {
-    Operation { node: 1, is_write: false, ..write(value, begin, end) }
+fn read(value: u64, begin: u64, end: u64) -> FileOperation {
+    FileOperation { node: 1, is_write: false, ..write(value, begin, end) }
 }
 
 fn histories_in_some_order_are_linearizable() {
@@ -147,7 +148,7 @@ fn histories_in_some_order_are_linearizable() {
 
 fn reads_during_a_write_of_the_same_node_do_not_count() {
     let history =
-        |node| vec![write(1, 1, 10), Operation { node, ..read(1, 2, 3) }, read(INITIAL, 4, 5), read(1, 11, 12)];
+        |node| vec![write(1, 1, 10), FileOperation { node, ..read(1, 2, 3) }, read(INITIAL, 4, 5), read(1, 11, 12)];
     check_linearizable(&history(0)).unwrap();
     check_linearizable(&history(1)).unwrap_err();
 }

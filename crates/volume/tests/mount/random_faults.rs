@@ -1,6 +1,7 @@
 //! Random faults of nodes, links and members of etcd at the same time, while programs of all nodes write and read the same
-//! files. No acknowledged byte is lost, no two clients write at the same time, and everything continues by itself: the
-//! history of whole operations on each file (open, write, fsync, close, or open, read, close) is linearizable.
+//! files. No acknowledged byte is lost, no two clients write at the same time, and everything continues by itself.
+//!
+//! The history of each file is linearizable. Its operations are whole: open, write, fsync and close, or open, read and close.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 
 use super::etcd_catalog::EtcdCluster;
-use super::history::{INITIAL, Operation, check_linearizable};
+use super::history::{FileOperation, INITIAL, check_linearizable};
 use super::test_network::TestNetwork;
 use super::test_node::{FUSE_SUPER_MAGIC, SetOnDrop};
 use super::volume_cluster::THREE_NODES;
@@ -50,7 +51,7 @@ fn rounds() -> u64 {
 
 /// A fault of a node or of a member of etcd, with the index of the node or member.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum InjectedFault {
     KillNode(usize),
     KillProcess(usize, ProcessRole),
     StopProcess(usize, ProcessRole),
@@ -60,7 +61,7 @@ enum Fault {
     StopEtcd(usize),
 }
 
-impl Fault {
+impl InjectedFault {
     fn random(random: &mut Rng) -> Self {
         const ROLES: [ProcessRole; 3] = [ProcessRole::Offload, ProcessRole::Worker, ProcessRole::Client];
         let (victim, role) = (random.usize(..THREE_NODES.len()), ROLES[random.usize(..ROLES.len())]);
@@ -116,10 +117,10 @@ impl Fault {
 }
 
 /// Chooses faults that can be active at the same time.
-fn choose_faults(random: &mut Rng) -> Vec<Fault> {
-    let mut faults: Vec<Fault> = Vec::new();
+fn choose_faults(random: &mut Rng) -> Vec<InjectedFault> {
+    let mut faults: Vec<InjectedFault> = Vec::new();
     for _ in 0..random.usize(1..=FAULTS_PER_ROUND_MAX) {
-        let fault = Fault::random(random);
+        let fault = InjectedFault::random(random);
         if !faults.iter().any(|other| other.excludes(fault)) {
             faults.push(fault);
         }
@@ -128,7 +129,7 @@ fn choose_faults(random: &mut Rng) -> Vec<Fault> {
 }
 
 /// Begins and ends the faults at random times. Then starts the killed nodes, and waits until all nodes have the volume.
-fn inject(faults: &[Fault], cluster: &mut EtcdCluster, network: &TestNetwork, random: &mut Rng) {
+fn inject(faults: &[InjectedFault], cluster: &mut EtcdCluster, network: &TestNetwork, random: &mut Rng) {
     let sleep = |limit, random: &mut Rng| thread::sleep(Duration::from_millis(random.u64(..limit)));
     for fault in faults {
         sleep(FAULT_GAP_MS, random);
@@ -188,7 +189,7 @@ struct Round {
     must_stop: AtomicBool,
     next_value: AtomicU64,
     /// The operations on each file.
-    histories: [Mutex<Vec<Operation>>; FILES],
+    histories: [Mutex<Vec<FileOperation>>; FILES],
     /// The number of operations of each program that have succeeded.
     succeeded: Vec<AtomicU64>,
 }
@@ -219,7 +220,7 @@ impl Round {
         let (end, has_failed) = (self.now(), result.is_err());
         if is_write || !has_failed {
             let value = result.unwrap_or(value);
-            self.histories[file].lock().unwrap().push(Operation { node, is_write, has_failed, value, begin, end });
+            self.histories[file].lock().unwrap().push(FileOperation { node, is_write, has_failed, value, begin, end });
         }
         !has_failed
     }

@@ -1,0 +1,134 @@
+//! Tests of the validation of plans.
+
+use std::fs;
+use std::path::Path;
+
+use tempfile::TempDir;
+
+use super::error::PlanError;
+use super::validation::{PlanOverrides, validate};
+use super::{Plan, StepMachines};
+
+const INVENTORY: &str = "
+[groups]
+clients = ['n2', 'n3']
+[[hosts]]
+name = 'n1'
+[[hosts]]
+name = 'n2'
+[[hosts]]
+name = 'n3'
+";
+
+/// Validates a plan next to an inventory of three hosts.
+fn validate_with(text: &str, exclude: &[&str]) -> Result<Plan, PlanError> {
+    let directory = TempDir::new().unwrap();
+    fs::write(directory.path().join("HOSTS.toml"), INVENTORY).unwrap();
+    let exclude = exclude.iter().map(|name| (*name).to_owned()).collect();
+    let overrides = PlanOverrides { exclude, ..PlanOverrides::default() };
+    validate(&directory.path().join("plan.toml"), text, &overrides)
+}
+
+/// A plan with an inventory.
+fn plan(steps: &str) -> String {
+    format!("inventory = 'HOSTS.toml'\n{steps}")
+}
+
+fn hosts_of(plan: &Plan, step: usize) -> Vec<String> {
+    match &plan.steps[step].machines {
+        StepMachines::Hosts(hosts) => hosts.iter().map(ToString::to_string).collect(),
+        StepMachines::Coordinator => Vec::new(),
+    }
+}
+
+#[test]
+fn a_plan_has_all_combinations_of_its_parameters() {
+    let text =
+        "[sweep]\nmode = ['a', 'b']\nthreads = [1, 2.5]\n[[steps]]\nname = 's'\ncommand = ['x', '{mode}', '{threads}']";
+    let plan = validate_with(text, &[]).unwrap();
+    let rounds: Vec<String> =
+        plan.rounds().iter().map(|values| format!("{}{}", values["mode"], values["threads"])).collect();
+    assert_eq!(rounds, ["a1", "a2.5", "b1", "b2.5"]);
+    assert_eq!(plan.steps[0].words[1].render(&plan.rounds()[2]), "b");
+    assert_eq!(validate_with("[[steps]]\nname = 's'\ncommand = ['x']", &[]).unwrap().rounds().len(), 1);
+}
+
+#[test]
+fn steps_follow_each_other_unless_they_name_others() {
+    let steps = "
+        [[steps]]
+        name = 'build'
+        once = true
+        command = ['x']
+        [[steps]]
+        name = 'a'
+        hosts = ['n1']
+        command = ['x']
+        [[steps]]
+        name = 'b'
+        hosts = ['clients']
+        command = ['x']
+        after = []
+        [[steps]]
+        name = 'c'
+        command = ['x', '{address.n1}']
+        after = ['a', 'b']";
+    let valid = validate_with(&plan(steps), &["n3"]).unwrap();
+    let after: Vec<&[usize]> = valid.steps.iter().map(|step| &step.after[..]).collect();
+    assert_eq!(after, [&[][..], &[0], &[], &[1, 2]]);
+    assert_eq!([1, 2, 3].map(|step| hosts_of(&valid, step)), [vec!["n1"], vec!["n2"], vec![]]);
+    assert_eq!(valid.hosts().len(), 2);
+}
+
+#[test]
+fn errors_of_a_plan_have_a_position_and_a_cause() {
+    let step = |more: &str| format!("[[steps]]\nname = 's'\n{more}");
+    for (text, position, cause) in [
+        (String::new(), "1:1", "no steps"),
+        ("x = 1".to_owned(), "1:1", "unknown field"),
+        (step("command = ['x']\nwhere = 'n1'"), "4:1", "unknown field"),
+        (step("command = 'x'"), "3:11", "invalid type"),
+        (step(""), "2:8", "either `command` or `experiment`"),
+        (step("command = []"), "2:8", "no words"),
+        (step("command = ['x']\nhosts = ['n1']"), "4:10", "has no `inventory`"),
+        (plan(&step("command = ['x']\nhosts = ['n9']")), "5:10", "no host or group `n9`"),
+        (step("command = ['{x}']"), "3:12", "no variable `{x}`"),
+        (step("command = ['{host}']"), "3:12", "no variable `{host}`"),
+        (step("command = ['{']"), "3:12", "brace"),
+        (step("command = ['x']\nafter = ['t']"), "4:10", "no step `t`"),
+        (step("command = ['x']\nafter = ['s']"), "2:8", "wait for each other: s"),
+        (step("command = ['x']\n[[steps]]\nname = 's'\ncommand = ['x']"), "5:8", "a second step `s`"),
+        (step("command = ['x']\nready = { tty = 1 }"), "4:11", "unknown variant"),
+        (step("command = ['x']\ntimeout_s = 0"), "4:13", "nonzero"),
+        (step("experiment = ['x']\nhosts = ['n1']"), "2:8", "in its own options"),
+        ("[sweep]\nhost = [1]\n[[steps]]\nname = 's'\ncommand = ['x']".to_owned(), "2:1", "cannot be a parameter"),
+        ("[sweep]\nt = []\n[[steps]]\nname = 's'\ncommand = ['x']".to_owned(), "2:1", "no values"),
+        (format!("[sweep]\nt = [1]\n{}", step("once = true\ncommand = ['{t}']")), "6:12", "runs once"),
+        (
+            format!("[sweep]\nt = [1]\n[[cleanup]]\nname = 'c'\ncommand = ['{{t}}']\n{}", step("command = ['x']")),
+            "5:12",
+            "runs once",
+        ),
+        (
+            plan(&format!("[[sync]]\nfrom = 'none'\nto = '/x'\nhosts = ['all']\n{}", step("command = ['x']"))),
+            "3:8",
+            "there is no",
+        ),
+        (
+            plan(&format!("[[sync]]\nfrom = '.'\nto = 'x'\nhosts = ['all']\n{}", step("command = ['x']"))),
+            "4:6",
+            "absolute path",
+        ),
+    ] {
+        let error = validate_with(&text, &[]).expect_err(&text).to_string();
+        assert!(error.contains(&format!("plan.toml:{position}: ")) && error.contains(cause), "{text}\n{error}");
+    }
+    let excluded = validate_with(&plan(&step("command = ['x']\nhosts = ['n1']")), &["n1"]).unwrap_err().to_string();
+    assert!(excluded.contains("plan.toml:5:10") && excluded.contains("no hosts"), "{excluded}");
+}
+
+#[test]
+fn a_plan_that_cannot_be_read_is_named() {
+    let error = Plan::read(Path::new("/nowhere/plan.toml"), &PlanOverrides::default()).unwrap_err().to_string();
+    assert!(error.contains("/nowhere/plan.toml"), "{error}");
+}

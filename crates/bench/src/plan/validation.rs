@@ -1,0 +1,274 @@
+//! Validates the document of a plan before anything runs.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use farfork_remote::inventory::{GROUP_ALL, HostSelection, Inventory, SourcePosition};
+use farfork_wire::NodeName;
+use toml::Spanned;
+
+use super::document::{PlanDocument, ReadyDocument, StepDocument, SweepValue, SyncDocument};
+use super::error::PlanError;
+use super::template::Template;
+use super::{
+    Plan, PlanStep, ReadyCondition, StepMachines, StepProgram, SweepParameter, SyncedPath, VARIABLE_ADDRESS,
+    VARIABLE_HOST,
+};
+
+/// Limit on the time of a command without `timeout_s`.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
+
+/// The directory of the results without `results`, next to the plan.
+const RESULTS_DEFAULT: &str = "results";
+
+/// Options that replace values of the file.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PlanOverrides {
+    /// The inventory.
+    pub(super) inventory: Option<PathBuf>,
+    /// Hosts and groups that no step uses.
+    pub(super) exclude: Vec<String>,
+    /// The directory of the results.
+    pub(super) results: Option<PathBuf>,
+}
+
+/// Validates the text of a plan. Relative paths of the plan are relative to the directory of `file`.
+pub(super) fn validate(file: &Path, text: &str, overrides: &PlanOverrides) -> Result<Plan, PlanError> {
+    let source = SourceText { file, text };
+    let mut document: PlanDocument =
+        toml::from_str(text).map_err(|error| source.error(error.span().unwrap_or(0..0), error.message()))?;
+    document.cleanup.iter_mut().for_each(|step| step.once = true);
+    let directory = file.parent().unwrap_or(Path::new(""));
+    let named = document.inventory.as_ref().map(|path| directory.join(path.as_ref()));
+    let inventory = overrides.inventory.clone().or(named).map(|path| Inventory::read(&path)).transpose()?;
+    let results = document.results.as_deref().unwrap_or(RESULTS_DEFAULT);
+    let results = overrides.results.clone().unwrap_or_else(|| directory.join(results));
+    let sweep = document.sweep.iter().map(|(name, values)| source.parameter(name, values)).collect::<Result<_, _>>()?;
+    let validator =
+        Validator { source, document: &document, inventory: inventory.as_ref(), exclude: &overrides.exclude };
+    let sync = document.sync.iter().map(|sync| validator.synced_path(sync, directory)).collect::<Result<_, _>>()?;
+    let steps = validator.steps(&document.steps)?;
+    let cleanup = validator.steps(&document.cleanup)?;
+    if steps.is_empty() {
+        return Err(source.error(0..0, "no steps; add one with [[steps]]"));
+    }
+    Ok(Plan { file: file.to_owned(), inventory, results, sweep, sync, steps, cleanup })
+}
+
+/// A file and its text. Makes errors from spans of the text.
+#[derive(Clone, Copy)]
+struct SourceText<'a> {
+    file: &'a Path,
+    text: &'a str,
+}
+
+impl SourceText<'_> {
+    fn error(&self, span: Range<usize>, cause: impl Display) -> PlanError {
+        let position = SourcePosition::of_byte(self.file, self.text, span.start);
+        PlanError::Content { position, cause: cause.to_string() }
+    }
+
+    fn template(&self, text: &Spanned<String>) -> Result<Template, PlanError> {
+        Template::parse(text.as_ref()).map_err(|cause| self.error(text.span(), cause))
+    }
+
+    fn parameter(&self, name: &Spanned<String>, values: &[SweepValue]) -> Result<SweepParameter, PlanError> {
+        let is_fixed = |name: &str| name == VARIABLE_HOST || name.split('.').next() == Some(VARIABLE_ADDRESS);
+        if is_fixed(name.as_ref()) || !is_file_name(name.as_ref()) {
+            let cause = format!(
+                "`{}` cannot be a parameter: letters, digits and -_, not the name of another variable",
+                name.as_ref()
+            );
+            return Err(self.error(name.span(), cause));
+        }
+        if values.is_empty() {
+            return Err(self.error(name.span(), format!("the parameter `{}` has no values", name.as_ref())));
+        }
+        let text = |value: &SweepValue| match value {
+            SweepValue::Text(text) => text.clone(),
+            SweepValue::Integer(number) => number.to_string(),
+            SweepValue::Float(number) => number.to_string(),
+        };
+        Ok(SweepParameter { name: name.as_ref().clone(), values: values.iter().map(text).collect() })
+    }
+}
+
+/// Validates the parts of a document that need all of it.
+struct Validator<'a> {
+    source: SourceText<'a>,
+    document: &'a PlanDocument,
+    inventory: Option<&'a Inventory>,
+    exclude: &'a [String],
+}
+
+impl Validator<'_> {
+    fn synced_path(&self, sync: &SyncDocument, directory: &Path) -> Result<SyncedPath, PlanError> {
+        let to = sync.to.as_ref();
+        if !to.starts_with('/') || Path::new(to).parent().is_none() {
+            return Err(self.source.error(sync.to.span(), "`to` is an absolute path below /"));
+        }
+        let from = directory.join(sync.from.as_ref());
+        if !from.exists() {
+            return Err(self.source.error(sync.from.span(), format!("there is no {}", from.display())));
+        }
+        Ok(SyncedPath { from, to: to.clone(), hosts: self.hosts(&sync.hosts)? })
+    }
+
+    fn steps(&self, documents: &[StepDocument]) -> Result<Vec<PlanStep>, PlanError> {
+        let mut names = BTreeSet::new();
+        for step in documents {
+            let name = step.name.as_ref();
+            if !is_file_name(name) {
+                return Err(self.source.error(step.name.span(), "a name has letters, digits and -_"));
+            }
+            if !names.insert(name) {
+                return Err(self.source.error(step.name.span(), format!("a second step `{name}`")));
+            }
+        }
+        let steps = (0..documents.len()).map(|index| self.step(documents, index)).collect::<Result<Vec<_>, _>>()?;
+        self.check_cycles(documents, &steps)?;
+        Ok(steps)
+    }
+
+    fn step(&self, documents: &[StepDocument], index: usize) -> Result<PlanStep, PlanError> {
+        let (step, defaults) = (&documents[index], &self.document.defaults);
+        let (program, words) = match (&step.command, &step.experiment) {
+            (Some(words), None) => (StepProgram::Command, words),
+            (None, Some(words)) => (StepProgram::Experiment, words),
+            _ => return Err(self.source.error(step.name.span(), "a step has either `command` or `experiment`")),
+        };
+        if words.is_empty() {
+            return Err(self.source.error(step.name.span(), "the command has no words"));
+        }
+        let hosts = step.hosts.as_ref().or(defaults.hosts.as_ref().filter(|_| program == StepProgram::Command));
+        if program == StepProgram::Experiment && step.hosts.is_some() {
+            let cause = "an experiment runs on this machine; name its hosts in its own options";
+            return Err(self.source.error(step.name.span(), cause));
+        }
+        let machines =
+            hosts.map_or(Ok(StepMachines::Coordinator), |hosts| self.hosts(hosts).map(StepMachines::Hosts))?;
+        let own = step.environment.iter();
+        let inherited = defaults.environment.iter().filter(|(name, _)| !step.environment.contains_key(*name));
+        let environment = inherited.chain(own).map(|(name, value)| {
+            let is_valid = !name.as_ref().is_empty() && !name.as_ref().contains(['=', '\0']);
+            let name_error = || self.source.error(name.span(), "it is not the name of a variable");
+            is_valid.then_some(()).ok_or_else(name_error)?;
+            Ok((name.as_ref().clone(), self.words(step, &machines, value)?))
+        });
+        let directory = step.directory.as_ref().or(defaults.directory.as_ref());
+        Ok(PlanStep {
+            name: step.name.as_ref().clone(),
+            program,
+            words: words.iter().map(|word| self.words(step, &machines, word)).collect::<Result<_, _>>()?,
+            directory: directory.map(|directory| self.words(step, &machines, directory)).transpose()?,
+            environment: environment.collect::<Result<_, PlanError>>()?,
+            after: self.predecessors(documents, index)?,
+            once: step.once,
+            one_by_one: step.one_by_one,
+            ready: step.ready.as_ref().map(|ready| match ready.as_ref() {
+                ReadyDocument::Line(text) => ReadyCondition::Line(text.clone()),
+                ReadyDocument::Port(port) => ReadyCondition::Port(port.get()),
+                ReadyDocument::File(path) => ReadyCondition::File(path.clone()),
+            }),
+            timeout: step.timeout_s.or(defaults.timeout_s).map_or(TIMEOUT_DEFAULT, |s| Duration::from_secs(s.get())),
+            retries: step.retries.or(defaults.retries).unwrap_or(0),
+            machines,
+        })
+    }
+
+    /// The template of a word whose variables have values on the machines of the step.
+    fn words(
+        &self,
+        step: &StepDocument,
+        machines: &StepMachines,
+        text: &Spanned<String>,
+    ) -> Result<Template, PlanError> {
+        let template = self.source.template(text)?;
+        for name in template.variables() {
+            let is_parameter = self.document.sweep.keys().any(|parameter| parameter.as_ref() == name);
+            let is_own =
+                matches!(machines, StepMachines::Hosts(_)) && [VARIABLE_HOST, VARIABLE_ADDRESS].contains(&name);
+            let host = name.strip_prefix(VARIABLE_ADDRESS).and_then(|rest| rest.strip_prefix('.'));
+            let is_address = host.is_some_and(|host| self.has_host(host));
+            if is_parameter && step.once {
+                let cause =
+                    format!("`{{{name}}}` has a value in each round, but the step runs once, before the rounds");
+                return Err(self.source.error(text.span(), cause));
+            }
+            if !is_parameter && !is_own && !is_address {
+                let cause = format!(
+                    "no variable `{{{name}}}`: there are the parameters of [sweep], {{address.HOST}}, and for steps with \
+                     hosts {{host}} and {{address}}"
+                );
+                return Err(self.source.error(text.span(), cause));
+            }
+        }
+        Ok(template)
+    }
+
+    fn has_host(&self, name: &str) -> bool {
+        self.inventory.is_some_and(|inventory| inventory.hosts().iter().any(|host| host.name.as_str() == name))
+    }
+
+    /// The hosts that names of hosts and groups select, without those that are excluded.
+    fn hosts(&self, names: &[Spanned<String>]) -> Result<Vec<NodeName>, PlanError> {
+        let Some(first) = names.first() else { return Err(self.source.error(0..0, "an empty list of hosts")) };
+        let Some(inventory) = self.inventory else {
+            let cause = "the plan has no `inventory`; name it in the plan or with --inventory";
+            return Err(self.source.error(first.span(), cause));
+        };
+        for name in names {
+            let selection = HostSelection { hosts: vec![name.as_ref().clone()], exclude: Vec::new() };
+            inventory.select(&selection).map_err(|cause| self.source.error(name.span(), cause))?;
+        }
+        let hosts = names.iter().map(|name| name.as_ref().clone()).collect();
+        let selected = inventory.select(&HostSelection { hosts, exclude: self.exclude.to_vec() });
+        let selected = selected.map_err(|cause| self.source.error(first.span(), cause))?;
+        Ok(selected.into_iter().map(|host| host.name.clone()).collect())
+    }
+
+    /// The indices of the steps before a step: those in `after`, or the one before it in the file.
+    fn predecessors(&self, documents: &[StepDocument], index: usize) -> Result<Vec<usize>, PlanError> {
+        let step = &documents[index];
+        let Some(after) = &step.after else {
+            return Ok((0..index).rev().find(|other| !step.once || documents[*other].once).into_iter().collect());
+        };
+        let position = |name: &Spanned<String>| {
+            let found = documents.iter().position(|other| other.name.as_ref() == name.as_ref());
+            let found = found.ok_or_else(|| self.source.error(name.span(), format!("no step `{}`", name.as_ref())))?;
+            if step.once && !documents[found].once {
+                let cause =
+                    format!("a step that runs once cannot be after `{}`, which runs in each round", name.as_ref());
+                return Err(self.source.error(name.span(), cause));
+            }
+            Ok(found)
+        };
+        after.iter().map(position).collect()
+    }
+
+    /// Refuses steps that wait for each other.
+    fn check_cycles(&self, documents: &[StepDocument], steps: &[PlanStep]) -> Result<(), PlanError> {
+        let mut done = BTreeSet::new();
+        while done.len() < steps.len() {
+            let can_start = |index: &usize| steps[*index].after.iter().all(|before| done.contains(before));
+            let next: Vec<usize> = (0..steps.len()).filter(|index| !done.contains(index)).filter(can_start).collect();
+            if next.is_empty() {
+                let waiting: Vec<usize> = (0..steps.len()).filter(|index| !done.contains(index)).collect();
+                let names: Vec<&str> = waiting.iter().map(|index| steps[*index].name.as_str()).collect();
+                let cause = format!("these steps wait for each other: {}", names.join(", "));
+                return Err(self.source.error(documents[waiting[0]].name.span(), cause));
+            }
+            done.extend(next);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a name can be a part of the name of a file, and is no group of all hosts.
+fn is_file_name(name: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    !name.is_empty() && name.len() <= 64 && name.chars().all(is_allowed) && name != GROUP_ALL
+}
