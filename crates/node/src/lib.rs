@@ -41,3 +41,4 @@ mod trust;
 pub mod volumes;
 
 pub use network::EgressDestination;
+pub use trust::{EnrollmentError, join_cluster};

@@ -14,7 +14,7 @@ use farfork_wire::NodeName;
 pub use crate::seeds::SeedBudget;
 
 /// Directory of files that outlive the daemon and a reboot of the machine.
-const STATE_DIR: &str = "/var/lib/farfork";
+pub const STATE_DIR: &str = "/var/lib/farfork";
 
 /// Configuration of one node.
 #[derive(Debug, Clone)]

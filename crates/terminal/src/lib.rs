@@ -5,6 +5,7 @@
 pub mod cache_dir;
 pub mod command_failure;
 pub mod interrupt;
+pub mod inventory_args;
 pub mod manual;
 pub mod output;
 pub mod privilege;

@@ -25,6 +25,8 @@ mod pause;
 mod prepare;
 mod prewarm;
 mod ps;
+mod remote_node;
+mod remote_runner;
 mod rm;
 mod run;
 mod seeds;
@@ -69,6 +71,10 @@ pub(crate) enum Command {
     CallTimer(call_timer::CallTimer),
     #[command(hide = true)]
     Tend(run::CollapserProcess),
+    #[command(hide = true)]
+    RemoteNode(remote_node::RemoteNode),
+    #[command(hide = true)]
+    RemoteRunner(remote_runner::RemoteRunner),
     Run(run::Run),
     Check(check::Check),
     Prepare(prepare::Prepare),
@@ -115,6 +121,8 @@ impl Command {
             Command::Volume(command) => command.connection_options(),
             Command::CallTimer(_)
             | Command::Tend(_)
+            | Command::RemoteNode(_)
+            | Command::RemoteRunner(_)
             | Command::Demo(_)
             | Command::Bench(_)
             | Command::Stress(_)
@@ -135,6 +143,8 @@ impl Command {
             Command::Pager(command) => command.run(&global),
             Command::CallTimer(command) => command.run(),
             Command::Tend(command) => command.run(),
+            Command::RemoteNode(command) => block_on(command.run()),
+            Command::RemoteRunner(command) => block_on(command.run()),
             Command::Run(command) => command.run(&global),
             Command::Check(command) => block_on(command.run(global)),
             Command::Prepare(command) => block_on(command.run(global)),

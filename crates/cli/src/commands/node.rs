@@ -207,7 +207,7 @@ impl Node {
 
 /// Reads the join token from a file that only its owner can read, or from standard input. A token on the command line
 /// would be visible to all users.
-fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
+pub(super) fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     let object = || format!("token file {}", path.display());
     let bytes = if path == Path::new("-") {
         let mut bytes = Zeroizing::new(Vec::new());

@@ -45,6 +45,7 @@ mod metrics_are_served;
 mod mounts_may_not_answer;
 mod namespaces_may_differ;
 mod next_child_is_prestarted;
+mod nodes_are_deployed_over_ssh;
 mod nodes_may_be_slow;
 mod nothing_is_left_behind;
 mod pages_are_cached;
@@ -123,6 +124,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),
     ("doctor_checks_this_machine", doctor_checks_this_machine::TESTS),
+    ("nodes_are_deployed_over_ssh", nodes_are_deployed_over_ssh::TESTS),
     ("refusals_name_object_and_cause", refusals_name_object_and_cause::TESTS),
     ("connection_options_are_honoured", connection_options_are_honoured::TESTS),
     ("mounts_may_not_answer", mounts_may_not_answer::TESTS),

@@ -24,7 +24,7 @@ use farfork_sys::mount::point;
 pub use self::config::LocalClusterConfig;
 pub use self::error::LocalError;
 pub use self::etcd::{EtcdTls, TestEtcd};
-pub use self::node::LocalNode;
+pub use self::node::{LocalNode, listening_process};
 
 use self::daemon::LaunchOptions;
 use self::network::NetnsLock;

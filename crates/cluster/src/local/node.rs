@@ -27,6 +27,15 @@ pub(super) struct DaemonCommand {
     pub(super) environment: Vec<(String, String)>,
 }
 
+/// Returns the process that listens at a Unix socket; `None` if there is none.
+pub fn listening_process(socket: &Path) -> Option<ProcessIdentity> {
+    // Nonblocking: connect(2) would block if the daemon is stopped and its queue of connections is full.
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let connection = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    rustix::net::connect(&connection, &SocketAddrUnix::new(socket).ok()?).ok()?;
+    ProcessIdentity::of(fd_passing::peer_pid(connection.as_fd()).ok()??).ok()
+}
+
 /// A node of a local cluster.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LocalNode {
@@ -104,26 +113,13 @@ impl LocalNode {
     /// as a daemon that a user started by hand.
     pub(super) fn open_daemon(&self) -> Option<OwnedFd> {
         let started = self.process().and_then(|process| process.open().ok()?);
-        started.or_else(|| self.socket_listener()?.open().ok()?)
+        started.or_else(|| listening_process(&self.socket)?.open().ok()?)
     }
 
     /// The process id of the running daemon that was started last.
     pub fn daemon_pid(&self) -> Option<i32> {
         let process = self.process()?;
         process.open().ok()?.map(|_| process.pid)
-    }
-
-    fn socket_listener(&self) -> Option<ProcessIdentity> {
-        // Nonblocking: connect(2) would block if the daemon is stopped and its queue of connections is full.
-        let socket = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
-            None,
-        )
-        .ok()?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket).ok()?).ok()?;
-        ProcessIdentity::of(fd_passing::peer_pid(socket.as_fd()).ok()??).ok()
     }
 
     /// Runs `to_do` in the network namespace of the node, in a new thread. Sockets that it opens stay in that namespace.

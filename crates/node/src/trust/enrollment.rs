@@ -20,7 +20,7 @@ use crate::options::{Options, TrustOptions};
 
 /// Why a node has no identity in a cluster.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum EnrollmentError {
+pub enum EnrollmentError {
     /// Its trust directory cannot be read.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
@@ -83,7 +83,7 @@ pub(crate) async fn load_or_enroll(options: &Options) -> Result<Security, Enroll
     let directory = TrustDirectory::new(directory);
     if !directory.has_identity() {
         match token {
-            Some(token) => join_cluster(options, &directory, token).await?,
+            Some(token) => join_cluster(&directory, &options.name, &options.join, token).await?,
             None if options.join.is_empty() => {
                 let (directory, name) = (display_path(&directory), options.name.clone());
                 return Err(EnrollmentError::NoIdentity { directory, name });
@@ -111,18 +111,27 @@ fn display_path(directory: &TrustDirectory) -> String {
     PathBuf::from(directory.root()).display().to_string()
 }
 
-async fn join_cluster(options: &Options, directory: &TrustDirectory, token: &JoinToken) -> Result<(), EnrollmentError> {
-    if options.join.is_empty() {
+/// Makes a machine a member of a cluster: requests a certificate from one of the nodes at `addresses`, and writes it to the
+/// trust directory.
+///
+/// # Errors
+/// [`EnrollmentError`].
+pub async fn join_cluster(
+    directory: &TrustDirectory,
+    name: &NodeName,
+    addresses: &[SocketAddr],
+    token: &JoinToken,
+) -> Result<(), EnrollmentError> {
+    if addresses.is_empty() {
         return Err(EnrollmentError::NoAddress);
     }
     let key = UncertifiedKey::generate()?;
     let request = key.certificate_request()?;
     let mut refusals = Vec::new();
-    for address in &options.join {
-        match request_certificate(*address, token, &options.name, &request).await {
+    for address in addresses {
+        match request_certificate(*address, token, name, &request).await {
             Ok(got) => {
-                let (name, pin) = (&options.name, token.authority);
-                member::install_join(directory, &key, name, &got.certificate, &got.roster, pin)?;
+                member::install_join(directory, &key, name, &got.certificate, &got.roster, token.authority)?;
                 tracing::info!(%address, "joined the cluster");
                 return Ok(());
             }

@@ -15,7 +15,8 @@ use farfork_trust::Credentials;
 use farfork_api::control_connection::TlsMode;
 
 pub(crate) use applied_roster::AppliedRoster;
-pub(crate) use enrollment::{EnrollmentError, load_or_enroll};
+pub(crate) use enrollment::load_or_enroll;
+pub use enrollment::{EnrollmentError, join_cluster};
 pub(crate) use name_reservations::NameReservations;
 pub(crate) use renewal::{fetch_roster, run_renewal};
 pub(crate) use service::ClusterService;

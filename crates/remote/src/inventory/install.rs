@@ -40,7 +40,7 @@ impl InstallSettings {
         path.is_absolute() && has_parts && text.chars().all(is_allowed)
     }
 
-    /// Whether a path is that of a directory which belongs to farfork alone, so that it may be removed.
+    /// Whether a path names a directory that belongs to farfork alone, so that it may be removed.
     pub(super) fn is_own_directory(path: &Path) -> bool {
         Self::is_valid_path(path) && path.file_name().is_some_and(|name| name.to_string_lossy().contains("farfork"))
     }

@@ -1,31 +1,4 @@
 //! The inventory: the hosts of a cluster, how to reach them, and their groups. One file, `HOSTS.toml`, has all of it.
-//!
-//! ```toml
-//! known_hosts = "known_hosts"     # default: the user's and the system's files
-//! authority = "n1"                # default: the first host
-//! connect_timeout_s = 20
-//!
-//! [defaults]                      # for hosts without a value of their own
-//! user = "root"
-//! key = "~/.ssh/cluster"          # default: the agent, and the default keys of ssh
-//!
-//! [groups]
-//! servers = ["n1"]
-//! all-but-gateway = ["servers", "n2"]
-//!
-//! [[hosts]]
-//! name = "n1"                     # of the host and of its node
-//! address = "n1.example.org"      # for ssh; default: the name
-//! traffic = ["10.0.0.1"]          # addresses or interfaces of the cluster's traffic
-//! cpus = "0-7"
-//! numa_node = 0
-//!
-//! [[hosts]]
-//! name = "n2"
-//! address = "192.168.7.2"
-//! port = 2222
-//! jump = "n1"
-//! ```
 
 mod document;
 mod error;
@@ -53,6 +26,33 @@ pub const GROUP_ALL: &str = "all";
 pub const CONNECT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
 
 /// The hosts of an inventory file, in the order of the file.
+///
+/// ```toml
+/// known_hosts = "known_hosts"     # default: the user's and the system's files
+/// authority = "n1"                # default: the first host
+/// connect_timeout_s = 20
+///
+/// [defaults]                      # for hosts without a value of their own
+/// user = "root"
+/// key = "~/.ssh/cluster"          # default: the agent, and the default keys of ssh
+///
+/// [groups]
+/// servers = ["n1"]
+/// all-but-gateway = ["servers", "n2"]
+///
+/// [[hosts]]
+/// name = "n1"                     # of the host and of its node
+/// address = "n1.example.org"      # for ssh; default: the name
+/// traffic = ["10.0.0.1"]          # addresses or interfaces of the cluster's traffic
+/// cpus = "0-7"
+/// numa_node = 0
+///
+/// [[hosts]]
+/// name = "n2"
+/// address = "192.168.7.2"
+/// port = 2222
+/// jump = "n1"
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
     file: PathBuf,

@@ -136,7 +136,7 @@ impl RemoteHost {
     }
 
     /// Starts a program with the runner `runner`: a copy of `farfork` on the host. If this coordinator, its connection or
-    /// the returned value ends, the runner kills the program and all its descendants (`farfork_remote::runner`).
+    /// the returned value ends, the runner kills the program and all its descendants ([`crate::runner`]).
     ///
     /// # Errors
     /// ssh cannot be started, or a value cannot be passed to a program. If the program cannot be started, its exit status
@@ -174,7 +174,7 @@ impl RemoteHost {
         Err(RemoteError::Argument { host, argument, rule: "contains NUL, which no argument can contain" })
     }
 
-    /// The exit status of a remote command, by that of its ssh.
+    /// The exit status of a remote command, by the status of its ssh.
     async fn remote_status(&self, status: ExitStatus, messages: &[u8]) -> Result<i32, RemoteError> {
         match status.code() {
             Some(SSH_FAILED) | None if !self.is_connected().await => {

@@ -1,15 +1,10 @@
-//! Connections to hosts of an inventory with the system's OpenSSH, ssh(1).
-//!
-//! Each connected host has one *master*: an ssh process that holds the connection (ControlMaster). Each command is a
-//! further ssh process that uses it. No process reads the user's configuration or asks a question.
-//!
-//! ```text
-//!  coordinator ──stdin──▶ ssh -M n1 cat ═══ connection ═══ sshd ── cat
-//!              ──stdin──▶ ssh n1 COMMAND ──┘               └────── COMMAND
-//! ```
-//!
-//! When the coordinator ends, even by SIGKILL, the standard input of each ssh ends, and then that of each remote command.
+//! Connections to hosts of an inventory with the system's OpenSSH, ssh(1). The process of a command uses the connection of
+//! the host's master (`connection.rs`). No process reads the user's configuration or asks a question.
 
+//  coordinator ──stdin──▶ ssh -M n1 cat ═══ connection ═══ sshd ── cat
+//              ──stdin──▶ ssh n1 COMMAND ──┘               └────── COMMAND
+//
+// When the coordinator ends, even by SIGKILL, the standard input of each ssh ends, and then the input of each remote command.
 mod command;
 mod config;
 mod connection;

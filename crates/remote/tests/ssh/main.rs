@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         ("host_keys_are_checked", host_keys_are_checked),
         ("a_login_is_refused_without_a_question", a_login_is_refused_without_a_question),
         ("a_host_that_is_down_is_named_in_time", a_host_that_is_down_is_named_in_time),
-        ("a_host_behind_a_jump_host", a_host_behind_a_jump_host),
+        ("a_host_with_a_jump_host", a_host_with_a_jump_host),
         ("files_are_copied_if_they_differ", files_are_copied_if_they_differ),
         ("directories_are_copied_if_they_differ", directories_are_copied_if_they_differ),
         ("a_program_of_this_machine_ends_with_its_descendants", a_program_of_this_machine_ends_with_its_descendants),
@@ -186,7 +186,7 @@ fn a_host_that_is_down_is_named_in_time() {
     drop(fixture);
 }
 
-fn a_host_behind_a_jump_host() {
+fn a_host_with_a_jump_host() {
     let (fixture, inner) = (Fixture::start(), SshServer::start("127.0.0.2"));
     let known = [&fixture.server, &inner].map(|server| server.known_host_with_key_of(server)).concat();
     fixture.write_known_hosts(&known);

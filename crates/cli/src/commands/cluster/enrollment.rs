@@ -1,13 +1,17 @@
-//! `farfork cluster init`, `token` and `issue`: create a cluster, a join token, or a client's certificate.
+//! `farfork cluster init`, `token`, `join` and `issue`: create a cluster, a join token, an identity of a node, or a client's
+//! certificate.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use farfork_trust::{CLIENT_VALID_MAX, Role, TOKEN_VALID, TOKEN_VALID_MAX, TrustDirectory, member};
+use farfork_trust::{CLIENT_VALID_MAX, DirectoryError, Role, TOKEN_VALID, TOKEN_VALID_MAX, TrustDirectory, member};
 use farfork_wire::NodeName;
 
+use crate::commands::node::read_token;
+use crate::connection::parse_address;
 use crate::duration::parse_duration;
 use crate::{GlobalArgs, output};
 
@@ -63,16 +67,59 @@ pub(crate) struct TokenCommand {
     /// Lifetime of the token, up to 30 days.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION", default_value = "1h")]
     ttl: Duration,
+    /// Let one machine join with the token, and no other one.
+    #[arg(long)]
+    once: bool,
 }
 
 impl TokenCommand {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        let token = member::create_join_token(&global.trust(), SystemTime::now(), self.ttl)?;
+        let create = if self.once { member::create_one_time_token } else { member::create_join_token };
+        let token = create(&global.trust(), SystemTime::now(), self.ttl)?;
         let text = token.to_text();
         if global.json {
             output::print_json(&serde_json::json!({ "token": *text, "ttl_s": self.ttl.as_secs() }));
         } else {
             output::print_line(&text);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Join a cluster: get an identity for the node of this machine, and write it to the trust directory.
+///
+/// Does not start the node. `farfork node --join --token-file` joins and starts in one step.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  ssh n1 farfork cluster token --once | farfork cluster join --name n2 --join 10.0.0.1:7400 --token-file -
+  farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400
+
+Exit status: 0 success, 1 failure, 2 wrong usage.")]
+pub(crate) struct Join {
+    /// Name of the node, unique in the cluster.
+    #[arg(long, value_name = "NODE")]
+    name: NodeName,
+    /// Address of a node of the cluster. Can be repeated; one node that answers is enough.
+    #[arg(long, value_name = "IP:PORT", value_parser = parse_address, required = true)]
+    join: Vec<SocketAddr>,
+    /// File with the join token, or `-` for standard input. Only the file's owner may have access to it.
+    #[arg(long, value_name = "FILE")]
+    token_file: PathBuf,
+}
+
+impl Join {
+    pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
+        let directory = global.trust();
+        if directory.has_identity() {
+            return Err(DirectoryError::AlreadyExists { path: directory.identity_path() }.into());
+        }
+        farfork_node::join_cluster(&directory, &self.name, &self.join, &read_token(&self.token_file)?).await?;
+        if global.json {
+            output::print_json(&serde_json::json!({ "node": self.name, "trust": directory.root() }));
+        } else {
+            let root = directory.root().display();
+            output::print_line(&format!("node {} is a member; {root} has its identity", self.name));
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -1,6 +1,7 @@
-//! `farfork cluster`: manages the members of a cluster. Only `rotate` without --authority and --finish needs a daemon. The
-//! other subcommands use the files of the trust directory.
+//! `farfork cluster`: manages the members of a cluster. Only `rotate` without --authority and --finish needs a daemon. `deploy`
+//! and `undeploy` use the hosts of an inventory, and the other subcommands the files of the trust directory.
 
+mod deployment;
 mod enrollment;
 mod revocation;
 mod show;
@@ -22,6 +23,7 @@ use crate::connection::{ConnectionOption, block_on};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  farfork cluster deploy --inventory HOSTS.toml
   farfork cluster init --name n1
   farfork cluster token --ttl 10m
   farfork cluster issue dashboard --role read-only --out ./dashboard
@@ -35,8 +37,11 @@ pub(crate) struct ClusterArguments {
 
 #[derive(Subcommand)]
 enum ClusterCommand {
+    Deploy(deployment::Deploy),
+    Undeploy(deployment::Undeploy),
     Init(enrollment::Init),
     Token(enrollment::TokenCommand),
+    Join(enrollment::Join),
     Issue(enrollment::Issue),
     Revoke(revocation::Revoke),
     Rotate(revocation::Rotate),
@@ -49,6 +54,7 @@ impl ClusterArguments {
         use ConnectionOption::{Node, RunDir, Socket, Trust};
         match &self.command {
             ClusterCommand::Rotate(command) if command.uses_daemon() => &[Socket, RunDir, Node],
+            ClusterCommand::Deploy(_) | ClusterCommand::Undeploy(_) => &[],
             _ => &[Node, Trust],
         }
     }
@@ -64,7 +70,10 @@ impl ClusterArguments {
         match self.command {
             ClusterCommand::Init(command) => command.run(&global),
             ClusterCommand::Token(command) => command.run(&global),
+            ClusterCommand::Join(command) => block_on(command.run(global)),
             ClusterCommand::Issue(command) => command.run(&global),
+            ClusterCommand::Deploy(command) => block_on(command.run(global)),
+            ClusterCommand::Undeploy(command) => block_on(command.run(global)),
             ClusterCommand::Revoke(command) => command.run(&global),
             ClusterCommand::Rotate(command) => block_on(command.run(global)),
             ClusterCommand::Show(command) => command.run(&global),

@@ -16,6 +16,7 @@ pub(crate) mod programs;
 pub(crate) mod scratch;
 pub(crate) mod seed;
 pub(crate) mod service;
+pub(crate) mod ssh_hosts;
 pub(crate) mod unresponsive_mount;
 pub(crate) mod volume_mount;
 pub(crate) mod wait;

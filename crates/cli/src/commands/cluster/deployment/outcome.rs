@@ -1,0 +1,55 @@
+//! The outcome of a command on each host, for people and for scripts.
+
+use farfork_api::failure::Failure;
+use serde::Serialize;
+
+use crate::output::{self, Table};
+
+/// The outcome on one host.
+#[derive(Debug, Serialize)]
+pub(super) struct HostOutcome {
+    pub(super) host: String,
+    /// The address of the node; `null` if it is not known.
+    pub(super) address: Option<String>,
+    /// The result, in one word: `unchanged`, `deployed`, `removed`, `absent`, `failed` or `skipped`.
+    pub(super) outcome: &'static str,
+    /// What was changed; for `failed`, the error.
+    pub(super) details: Vec<String>,
+}
+
+impl HostOutcome {
+    /// The outcome of a host that failed.
+    pub(super) fn failed(host: &str, error: &anyhow::Error) -> Self {
+        let details = vec![format!("{error:#}")];
+        Self { host: host.to_owned(), address: None, outcome: "failed", details }
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.outcome == "failed"
+    }
+}
+
+/// Prints the outcomes, and each error. Returns whether no host has failed.
+pub(super) fn report(outcomes: &[HostOutcome], json: bool) -> bool {
+    if json {
+        output::print_json(&serde_json::json!({ "hosts": outcomes }));
+    } else {
+        let mut table = Table::new(&["HOST", "ADDRESS", "OUTCOME", "CHANGES"]);
+        for HostOutcome { host, address, outcome, details } in outcomes {
+            let details = if *outcome == "failed" { String::new() } else { details.join(", ") };
+            table.add_row([host.clone(), address.clone().unwrap_or_default(), (*outcome).to_owned(), details]);
+        }
+        table.print();
+    }
+    let failed = outcomes.iter().filter(|outcome| outcome.has_failed());
+    failed.clone().for_each(|outcome| output::print_note(format_args!("farfork: {}", outcome.details.join("; "))));
+    failed.count() == 0
+}
+
+/// Prints failures of several hosts, and returns the failure of the command.
+pub(super) fn refuse(cause: &str, errors: &[anyhow::Error], next_step: &str) -> anyhow::Error {
+    errors.iter().for_each(|error| output::print_note(format_args!("farfork: {error:#}")));
+    let hosts = if errors.len() == 1 { "1 host".to_owned() } else { format!("{} hosts", errors.len()) };
+    let failure = Failure::new(tonic::Code::FailedPrecondition, hosts, cause);
+    failure.with_next_step(next_step).into()
+}

@@ -1,0 +1,105 @@
+//! `farfork cluster undeploy`.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::Args;
+use farfork_terminal::inventory_args::InventoryArgs;
+use futures_util::future::join_all;
+
+use super::host::HostDeployment;
+use super::outcome::{self, HostOutcome};
+use crate::GlobalArgs;
+
+/// Remove the nodes of the hosts of an inventory, and everything that `deploy` installed.
+///
+/// Stops each daemon, which kills its children and drops its seeds. Removes the unit of systemd, the run directory, the log,
+/// the keys and the programs. A host without a node is no error. The file of user ids (`farfork node --user-ranges`) stays,
+/// because other nodes of the host use it, too.
+///
+/// Refuses a host with a mounted volume, or with replicas of volumes unless --remove-volumes is set. Refuses the host that
+/// holds the authority while the cluster has other nodes than those to remove: without the keys there, no node can join or
+/// renew its certificate.
+///
+/// A host that fails does not keep the others from being removed. Run the command again for it.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork cluster undeploy --inventory HOSTS.toml
+  farfork cluster undeploy --inventory HOSTS.toml --hosts n7
+
+Exit status: 0 no host has a node, 1 failure, 2 wrong usage.")]
+pub(in super::super) struct Undeploy {
+    #[command(flatten)]
+    hosts: InventoryArgs,
+    /// Remove replicas of volumes in /var/lib/farfork, too. Data that no other node has is lost.
+    #[arg(long)]
+    remove_volumes: bool,
+}
+
+impl Undeploy {
+    pub(in super::super) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
+        let inventory = self.hosts.read()?;
+        let selected = inventory.select(&self.hosts.selection())?;
+        let client = self.hosts.client(&inventory)?;
+        let opened =
+            join_all(selected.iter().map(|host| HostDeployment::open(&client, &inventory, host, "undeploy"))).await;
+        let mut outcomes = Vec::new();
+        let mut hosts = Vec::new();
+        for (host, result) in selected.iter().zip(opened) {
+            match result {
+                Ok(host) => hosts.push(host),
+                Err(error) => outcomes.push(HostOutcome::failed(host.name.as_str(), &error)),
+            }
+        }
+        // The authority is last: until then, the others can still renew their certificates.
+        let authority = inventory.authority().name.as_str();
+        let (last, others): (Vec<_>, Vec<_>) = hosts.into_iter().partition(|host| host.remote.name() == authority);
+        let removed: Vec<String> = others.iter().map(|host| host.remote.name().to_owned()).collect();
+        outcomes.extend(join_all(others.into_iter().map(|host| self.remove(host, None))).await);
+        outcomes.extend(join_all(last.into_iter().map(|host| self.remove(host, Some(&removed)))).await);
+        Ok(if outcome::report(&outcomes, global.json) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Removes the node of a host. `removed_before` is set for the host with the authority.
+    async fn remove(&self, mut host: HostDeployment, removed_before: Option<&[String]>) -> HostOutcome {
+        let name = host.remote.name().to_owned();
+        let result = async {
+            if !host.has_installation().await? {
+                return Ok(Vec::new());
+            }
+            host.prepare().await?;
+            if let Some(removed) = removed_before {
+                refuse_remaining_members(&host, removed).await?;
+            }
+            Ok(host.remove(self.remove_volumes).await?.removed)
+        };
+        let outcome = match result.await {
+            Err(error) => HostOutcome::failed(&name, &error),
+            Ok(details) => {
+                let outcome = if details.is_empty() { "absent" } else { "removed" };
+                HostOutcome { host: name, address: Some(host.settings.listen.to_string()), outcome, details }
+            }
+        };
+        host.close().await;
+        outcome
+    }
+}
+
+/// Refuses to remove the authority while its cluster has other live nodes.
+async fn refuse_remaining_members(host: &HostDeployment, removed: &[String]) -> anyhow::Result<()> {
+    let holds_authority = host.report.identity.as_ref().is_some_and(|identity| identity.holds_authority);
+    if !holds_authority || host.report.daemon.is_none() {
+        return Ok(());
+    }
+    let own_name = host.remote.name();
+    let nodes = host.nodes().await?.into_iter().filter(|(_, state)| state != "unreachable").map(|(name, _)| name);
+    let remaining: Vec<String> = nodes.filter(|name| name != own_name && !removed.contains(name)).collect();
+    if !remaining.is_empty() {
+        bail!(
+            "host {own_name} holds the authority of the cluster, which still has the nodes {}; remove these first",
+            remaining.join(", ")
+        );
+    }
+    Ok(())
+}

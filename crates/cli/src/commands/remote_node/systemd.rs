@@ -1,0 +1,127 @@
+//! The unit of the daemon, on machines that systemd runs.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+
+use super::settings::NodeSettings;
+
+/// The unit of the daemon.
+const UNIT: &str = "farfork.service";
+const UNIT_PATH: &str = "/etc/systemd/system/farfork.service";
+
+/// Whether systemd runs this machine (sd_booted(3)).
+pub(super) fn is_running() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
+/// Whether the unit is as the settings require.
+pub(super) fn is_unit_current(settings: &NodeSettings) -> bool {
+    fs::read_to_string(UNIT_PATH).is_ok_and(|text| text == unit_text(settings))
+}
+
+/// Writes and enables the unit. Returns whether it was different.
+pub(super) fn install_unit(settings: &NodeSettings) -> anyhow::Result<bool> {
+    if is_unit_current(settings) {
+        return Ok(false);
+    }
+    fs::write(UNIT_PATH, unit_text(settings)).context(UNIT_PATH)?;
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["enable", UNIT])?;
+    Ok(true)
+}
+
+/// Starts the daemon, or starts it again.
+pub(super) fn restart() -> anyhow::Result<()> {
+    systemctl(&["restart", UNIT])
+}
+
+/// Stops the daemon if the unit exists.
+pub(super) fn stop() -> anyhow::Result<()> {
+    if Path::new(UNIT_PATH).exists() { systemctl(&["stop", UNIT]) } else { Ok(()) }
+}
+
+/// Stops the daemon, and removes its unit. Returns whether there was one.
+pub(super) fn remove_unit() -> anyhow::Result<bool> {
+    if !Path::new(UNIT_PATH).exists() {
+        return Ok(false);
+    }
+    systemctl(&["disable", "--now", UNIT])?;
+    match fs::remove_file(UNIT_PATH) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).context(UNIT_PATH),
+        _ => {}
+    }
+    systemctl(&["daemon-reload"])?;
+    Ok(true)
+}
+
+/// The unit. With `KillMode=process`, children survive a crash of the daemon, and the next daemon takes them over.
+fn unit_text(settings: &NodeSettings) -> String {
+    format!(
+        "# Written by `farfork cluster deploy`; `farfork cluster undeploy` removes it.\n\
+         [Unit]\n\
+         Description=farfork node {}\n\
+         Wants=network-online.target\n\
+         After=network-online.target\n\
+         \n\
+         [Service]\n\
+         ExecStart={}\n\
+         KillMode=process\n\
+         Restart=on-failure\n\
+         RestartSec=1\n\
+         Delegate=yes\n\
+         LimitNOFILE=65536\n\
+         \n\
+         [Install]\n\
+         WantedBy=multi-user.target\n",
+        settings.name,
+        settings.command_line().join(" ")
+    )
+}
+
+fn systemctl(arguments: &[&str]) -> anyhow::Result<()> {
+    let object = || format!("systemctl {}", arguments.join(" "));
+    let output = Command::new("systemctl").args(arguments).stdin(Stdio::null()).output().with_context(object)?;
+    match output.status.success() {
+        true => Ok(()),
+        false => bail!("{}: {}", object(), String::from_utf8_lossy(&output.stderr).trim()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::process::Command;
+
+    use super::super::settings::NodeSettings;
+    use super::unit_text;
+
+    /// systemd itself checks the unit. It requires that the program exists.
+    #[test]
+    fn systemd_accepts_the_unit() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("farfork");
+        fs::write(&program, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let settings = NodeSettings {
+            name: "n1".parse().unwrap(),
+            listen: "[::1]:7400".parse().unwrap(),
+            join: Some("10.0.0.1:7400".parse().unwrap()),
+            program_dir: directory.path().to_owned(),
+            run_dir: "/run/farfork".into(),
+            trust: "/etc/farfork".into(),
+            log: "/var/log/farfork.log".into(),
+            arguments: vec!["--encryption".to_owned(), "off".to_owned()],
+        };
+        let unit = directory.path().join("farfork.service");
+        fs::write(&unit, unit_text(&settings)).unwrap();
+        let verify = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&unit).output();
+        let output = verify.expect("systemd-analyze(1) is installed: run scripts/setup.sh");
+        let messages = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !messages.contains("farfork.service"), "{messages}");
+    }
+}

@@ -1,0 +1,186 @@
+//! `farfork cluster deploy` makes hosts of an inventory nodes of one cluster, and `undeploy` leaves nothing on them.
+
+use std::fs;
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::harness::ssh_hosts::SshHosts;
+use crate::harness::wait::{self, CommandOutput};
+use crate::test::Test;
+
+/// Longest wait for a step of a coordinator, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The path of the lock on a host.
+const LOCK: &str = "/run/farfork-coordinator.lock";
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("hosts_that_cannot_be_used_are_named", hosts_that_cannot_be_used_are_named),
+    Test::alone("nodes_are_installed_and_removed", nodes_are_installed_and_removed),
+];
+
+fn deploy(hosts: &SshHosts, inventory: &Path, arguments: &[&str]) -> CommandOutput {
+    let inventory = inventory.to_str().expect("UTF-8");
+    hosts.run_coordinator(&[&["cluster", "deploy", "--inventory", inventory], arguments].concat())
+}
+
+fn undeploy(hosts: &SshHosts, inventory: &Path, arguments: &[&str]) -> CommandOutput {
+    let inventory = inventory.to_str().expect("UTF-8");
+    hosts.run_coordinator(&[&["cluster", "undeploy", "--inventory", inventory], arguments].concat())
+}
+
+/// Requires success. Returns the outcome of each host from the JSON document.
+#[track_caller]
+fn outcomes(output: &CommandOutput) -> Vec<(String, String)> {
+    assert!(output.status.success(), "{}{}", output.stdout, output.stderr);
+    let document: Value = serde_json::from_str(&output.stdout).expect("a JSON document");
+    let value = |host: &Value, key: &str| host[key].as_str().expect("text").to_owned();
+    let hosts = document["hosts"].as_array().expect("hosts").iter();
+    hosts.map(|host| (value(host, "host"), value(host, "outcome"))).collect()
+}
+
+/// Requires a failure whose text has all of these parts.
+#[track_caller]
+fn require_failure(output: &CommandOutput, parts: &[&str]) {
+    assert_eq!(output.status.code(), Some(1), "{}{}", output.stdout, output.stderr);
+    for part in parts {
+        assert!(output.stderr.contains(part), "no `{part}` in: {}", output.stderr);
+    }
+}
+
+fn pairs(outcome: &str) -> Vec<(String, String)> {
+    ["n1", "n2"].map(|host| (host.to_owned(), outcome.to_owned())).to_vec()
+}
+
+#[track_caller]
+fn require_unchanged(hosts: &SshHosts) {
+    for index in 0..2 {
+        assert_eq!(hosts.changes_on(index), Vec::<String>::new(), "n{}", index + 1);
+    }
+}
+
+fn hosts_that_cannot_be_used_are_named() {
+    let hosts = SshHosts::start(2);
+    let lost = "[[hosts]]\nname = \"n9\"\naddress = \"10.99.0.9\"\n";
+    let inventory = hosts.write_inventory("connect_timeout_s = 2", lost);
+    let began = Instant::now();
+    require_failure(&deploy(&hosts, &inventory, &[]), &["host n9: ", "10.99.0.9", "nothing was changed on any host"]);
+    assert!(began.elapsed() < LIMIT, "the limit is 2 s");
+    require_unchanged(&hosts);
+
+    let inventory = hosts.write_inventory("", "");
+    hosts.swap_known_host_keys();
+    require_failure(&deploy(&hosts, &inventory, &[]), &["host n1: the key of 10.99.0.1", "host n2: the key of"]);
+    let accepting = deploy(&hosts, &inventory, &["--accept-new-host-keys"]);
+    require_failure(&accepting, &["host n1: the key of 10.99.0.1", "correct the file"]);
+    require_unchanged(&hosts);
+
+    let option = "[[hosts]]\nname = \"-oProxyCommand=touch /tmp/farfork-was-run\"\n";
+    let inventory = hosts.write_inventory("", option);
+    let refused = deploy(&hosts, &inventory, &[]);
+    require_failure(&refused, &["hosts.toml:15:8: ", "-oProxyCommand=touch"]);
+    assert!(!Path::new("/tmp/farfork-was-run").exists());
+    let inventory = hosts.write_inventory("", "");
+    require_failure(&deploy(&hosts, &inventory, &["--hosts=-oProxyCommand=id"]), &["no host or group"]);
+
+    // Something else listens at the port of the node.
+    let listen =
+        "import socket, time; s = socket.create_server(('10.99.0.2', 7400)); print(flush=True); time.sleep(1000)";
+    let mut listener = hosts.command_on(1, &["python3", "-c", listen]).spawn().expect("nsenter(1) runs");
+    std::io::Read::read_exact(listener.stdout.as_mut().expect("piped"), &mut [0]).expect("it listens");
+    let refused = deploy(&hosts, &inventory, &[]);
+    require_failure(&refused, &["host n2 cannot run a node: ports: 10.99.0.2:7400: ", "ss -ltnp"]);
+    hosts.run_on(1, &["sh", "-c", "kill $(pgrep -x python3)"]);
+    wait::wait_exit(&mut listener, "the listener", LIMIT);
+}
+
+fn nodes_are_installed_and_removed() {
+    let hosts = SshHosts::start(2);
+    let inventory = hosts.write_inventory("", "");
+    assert_eq!(outcomes(&deploy(&hosts, &inventory, &["--json"])), pairs("deployed"));
+    require_members(&hosts);
+    require_fork_across_hosts(&hosts);
+
+    let daemons = [0, 1].map(|index| hosts.run_on(index, &["pgrep", "-x", "-o", "farfork"]));
+    let files = [0, 1].map(|index| installed_files(&hosts, index));
+    assert_eq!(outcomes(&deploy(&hosts, &inventory, &["--json"])), pairs("unchanged"));
+    assert_eq!([0, 1].map(|index| hosts.run_on(index, &["pgrep", "-x", "-o", "farfork"])), daemons);
+    assert_eq!([0, 1].map(|index| installed_files(&hosts, index)), files, "a second run changes nothing");
+
+    require_one_coordinator(&hosts, &inventory);
+    let refused = undeploy(&hosts, &inventory, &["--hosts", "n1"]);
+    require_failure(&refused, &["host n1 holds the authority of the cluster, which still has the nodes n2"]);
+    // The daemon is killed: its pager and its files stay.
+    hosts.run_on(1, &["sh", "-c", "kill -9 $(pgrep -x -o farfork)"]);
+    assert_eq!(outcomes(&undeploy(&hosts, &inventory, &["--json"])).len(), 2);
+    let is_clean = || [0, 1].iter().all(|index| hosts.changes_on(*index).is_empty()).then_some(());
+    if wait::poll_within(LIMIT / 8, is_clean).is_none() {
+        require_unchanged(&hosts);
+    }
+    assert_eq!(
+        outcomes(&undeploy(&hosts, &inventory, &["--json"])),
+        [pairs("absent")[1].clone(), pairs("absent")[0].clone()]
+    );
+}
+
+fn require_members(hosts: &SshHosts) {
+    for index in 0..2 {
+        wait::wait_until("each node sees both", LIMIT, || {
+            let document = hosts.run_on(index, &["farfork", "nodes", "--json"]);
+            let document: Value = serde_json::from_str(&document).expect("a JSON document");
+            let nodes = document["nodes"].as_array().expect("nodes").iter();
+            let alive = nodes.filter(|node| node["state"] == "alive").count();
+            (alive == 2).then_some(())
+        });
+    }
+}
+
+/// Forks a parent on the first host to the second one.
+fn require_fork_across_hosts(hosts: &SshHosts) {
+    let script = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & echo $!";
+    let parent = hosts.run_on(0, &["sh", "-c", script]);
+    let seed = hosts.run_on(0, &["farfork", "prepare", parent.trim()]);
+    let child = hosts.run_on(0, &["farfork", "fork", seed.trim(), "--to", "n2", "--detach"]);
+    assert!(child.starts_with("n2."), "{child}");
+    let document: Value = serde_json::from_str(&hosts.run_on(1, &["farfork", "ps", "--json"])).expect("JSON");
+    assert!(document.to_string().contains(child.trim()), "{document}");
+    hosts.run_on(0, &["farfork", "kill", child.trim()]);
+    hosts.run_on(0, &["farfork", "rm", child.trim()]);
+    hosts.run_on(0, &["farfork", "drop", seed.trim()]);
+    hosts.run_on(0, &["kill", parent.trim()]);
+}
+
+/// The installed files of a host, with their times of change.
+fn installed_files(hosts: &SshHosts, index: usize) -> String {
+    let paths = ["/usr/local/bin", "/etc/farfork"];
+    hosts.run_on(index, &[&["find"], &paths[..], &["-type", "f", "-printf", "%p %T@ %i\n"]].concat())
+}
+
+/// A second coordinator is refused while the first one runs. A killed one leaves no lock.
+fn require_one_coordinator(hosts: &SshHosts, inventory: &Path) {
+    let path = inventory.to_str().expect("UTF-8");
+    let start = || hosts.coordinator(&["cluster", "deploy", "--inventory", path, "--json"]).spawn().expect("it starts");
+    let lock = hosts.path_on(0, LOCK);
+    let wait_for_lock = |is_held: bool| {
+        let has_holder = || fs::read_to_string(&lock).is_ok_and(|holder| holder.contains("process"));
+        wait::wait_until("the lock", LIMIT, || (has_holder() == is_held).then_some(()));
+    };
+    let signal = |process: &Child, signal| kill_process(Pid::from_child(process), signal).expect("our own child");
+    let first = start();
+    wait_for_lock(true);
+    signal(&first, Signal::STOP);
+    let refused = deploy(hosts, inventory, &[]);
+    require_failure(&refused, &["host n1: another coordinator uses it: `farfork cluster deploy` of ", "process"]);
+    signal(&first, Signal::CONT);
+    let first = wait::wait_with_output(first, "the first coordinator", LIMIT);
+    assert_eq!(outcomes(&first), pairs("unchanged"));
+    let mut killed = start();
+    wait_for_lock(true);
+    signal(&killed, Signal::KILL);
+    wait::reap_killed(&mut killed);
+    wait_for_lock(false);
+}
