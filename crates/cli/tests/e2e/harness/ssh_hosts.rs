@@ -69,7 +69,7 @@ impl SshHosts {
         let hub = spawn(Command::new("unshare").args(["--net", "--kill-child", "--fork", "sleep", "infinity"]), None);
         generate_key(&files.path().join("user_key"));
         let mut started = Self { hub, hosts: Vec::new(), files };
-        strip_binary(&started.program());
+        strip_program(Path::new(BINARY), &started.program());
         started.hosts = (1..=count).map(|number| started.start_host(number)).collect();
         started.connect_network();
         started.wait_until_listening();
@@ -79,6 +79,12 @@ impl SshHosts {
     /// The program of the coordinator. Without its debugging information, it is copied to the hosts in a fraction of the time.
     fn program(&self) -> PathBuf {
         self.files.path().join("farfork")
+    }
+
+    /// Adds `farfork-bench` to the programs of the coordinator.
+    pub(crate) fn add_bench_program(&self) {
+        const NAME: &str = "farfork-bench";
+        strip_program(&Path::new(BINARY).with_file_name(NAME), &self.program().with_file_name(NAME));
     }
 
     fn start_host(&self, number: usize) -> SshHost {
@@ -269,8 +275,8 @@ fn generate_key(path: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn strip_binary(to: &Path) {
-    let output = Command::new("strip").arg("-o").arg(to).arg(BINARY).output().expect("strip(1) is installed");
+fn strip_program(from: &Path, to: &Path) {
+    let output = Command::new("strip").arg("-o").arg(to).arg(from).output().expect("strip(1) is installed");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -1,0 +1,232 @@
+//! `farfork bench run` runs the steps of a plan on hosts over ssh. Nothing is left on them, however it ends.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::harness::scratch::{self, TestDirectory};
+use crate::harness::ssh_hosts::SshHosts;
+use crate::harness::wait::{self, CommandOutput};
+use crate::test::Test;
+
+/// Longest wait for a step of a coordinator, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("steps_run_in_the_order_of_the_plan", steps_run_in_order),
+    Test::alone("a_failure_stops_all_commands_and_cleans_up", failures_clean_up),
+    Test::alone("a_gibibyte_of_output_is_kept", large_output).long(),
+];
+
+/// A file that the cleanup of each plan makes on each host.
+const CLEANED: &str = "/tmp/cleaned";
+
+/// Two hosts, and the directory of the plans.
+struct Coordinator {
+    hosts: SshHosts,
+    directory: TestDirectory,
+    inventory: PathBuf,
+}
+
+impl Coordinator {
+    fn start() -> Self {
+        let hosts = SshHosts::start(2);
+        hosts.add_bench_program();
+        let inventory = hosts.write_inventory("[groups]\nclients = [\"n2\"]", "");
+        Self { hosts, directory: scratch::directory(), inventory }
+    }
+
+    fn write_plan(&self, steps: &str) -> PathBuf {
+        let path = self.directory.path().join("plan.toml");
+        let cleanup =
+            format!("\n[[cleanup]]\nname = \"clean\"\nhosts = [\"all\"]\ncommand = [\"touch\", \"{CLEANED}\"]\n");
+        let text = format!("inventory = {:?}\n{steps}{cleanup}", self.inventory);
+        fs::write(&path, text).expect("a small file can be written");
+        path
+    }
+
+    /// Runs `farfork bench` with a plan.
+    fn bench(&self, command: &str, plan: &Path, arguments: &[&str]) -> CommandOutput {
+        self.hosts.run_coordinator(&[&["bench", command, plan.to_str().expect("UTF-8")], arguments].concat())
+    }
+
+    fn result(&self, path: &str) -> String {
+        let path = self.directory.path().join("results/latest").join(path);
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// Requires that the cleanup ran on both hosts, and removes its traces.
+    #[track_caller]
+    fn require_cleaned(&self) {
+        for index in 0..2 {
+            self.hosts.run_on(index, &["rm", CLEANED]);
+        }
+    }
+
+    /// Waits until no command of a plan runs on any host.
+    fn wait_until_idle(&self, program: &str) {
+        wait::wait_until("the hosts run nothing", LIMIT, || {
+            let is_running = |changes: Vec<String>| changes.iter().any(|change| change.contains(program));
+            (0..2).all(|index| !is_running(self.hosts.changes_on(index))).then_some(())
+        });
+    }
+}
+
+const ORDERED_STEPS: &str = r#"
+[defaults]
+timeout_s = 60
+
+[sweep]
+size = [1, 22]
+
+[[sync]]
+from = "tools"
+to = "/tmp/plan-tools"
+hosts = ["all"]
+
+[[steps]]
+name = "build"
+once = true
+hosts = ["all"]
+command = ["sh", "/tmp/plan-tools/build.sh"]
+
+[[steps]]
+name = "server"
+hosts = ["n1"]
+command = ["python3", "-m", "http.server", "8111", "--bind", "{address}", "--directory", "/tmp/plan-tools"]
+ready = { port = 8111 }
+
+[[steps]]
+name = "clients"
+hosts = ["clients"]
+directory = "/tmp/plan-tools"
+retries = 1
+environment = { GREETING = "it's {size}\n\"$HOME\"" }
+command = ["sh", "-c", "[ -e tried ] || { touch tried; exit 3; }; cat built; python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' http://{address.n1}:8111/build.sh; printf '%s|%s|' \"$GREETING\" \"$1\"; echo to the log >&2", "sh", " a  'b' \"c\" $d\n-e"]
+
+[[steps]]
+name = "sum"
+command = ["sh", "-c", "echo size {size} on $(uname -n); cat /proc/net/dev | wc -l"]
+"#;
+
+fn steps_run_in_order() {
+    let coordinator = Coordinator::start();
+    fs::create_dir(coordinator.directory.path().join("tools")).expect("a directory");
+    let script = "# of the coordinator\necho built on $(cat /proc/sys/kernel/hostname) > /tmp/plan-tools/built\n";
+    fs::write(coordinator.directory.path().join("tools/build.sh"), script).expect("a small file can be written");
+    let plan = coordinator.write_plan(ORDERED_STEPS);
+    let checked = coordinator.bench("run", &plan, &["--check", "--json"]);
+    let checked: Value = serde_json::from_str(&checked.stdout).expect("a JSON document");
+    assert_eq!(
+        (checked["hosts"].to_string(), checked["rounds"].to_string()),
+        (r#"["n1","n2"]"#.to_owned(), r#"[{"size":"1"},{"size":"22"}]"#.to_owned())
+    );
+
+    let ran = coordinator.bench("run", &plan, &[]);
+    assert!(ran.status.success(), "{}{}", ran.stdout, ran.stderr);
+    assert!(
+        ran.stdout.contains("n2 [clients] to the log") && ran.stdout.contains("HERE [sum] size 22 on"),
+        "{}",
+        ran.stdout
+    );
+    for (round, size) in [(1, 1), (2, 22)] {
+        let output = coordinator.result(&format!("round-{round}/clients.n2.out"));
+        assert!(output.starts_with("built on ") && output.contains("# of the coordinator"), "{output}");
+        let home = "$HOME";
+        assert!(output.contains(&format!("it's {size}\n\"{home}\"| a  'b' \"c\" $d\n-e|")), "{output}");
+        assert!(coordinator.result(&format!("round-{round}/sum.HERE.out")).starts_with(&format!("size {size} on ")));
+    }
+    assert!(coordinator.result("hosts/n1.log").contains("GET /build.sh"));
+    let outcome: Value = serde_json::from_str(&coordinator.result("outcome.json")).expect("a JSON document");
+    let steps = outcome["steps"].as_array().expect("a list");
+    let attempts = |round: &str, step: &str| {
+        let is_it = |outcome: &&Value| outcome["round"] == round && outcome["step"] == step;
+        steps.iter().find(is_it).expect("it ran")["attempts"].as_u64()
+    };
+    assert_eq!((attempts("round-1", "clients"), attempts("round-2", "clients")), (Some(2), Some(1)));
+    assert_eq!((steps.len(), &outcome["failure"]), (2 + 2 * 3 + 2, &Value::Null));
+    let followed = coordinator.bench("run", &plan, &["--follow", "n2"]);
+    assert_eq!(followed.stdout, coordinator.result("hosts/n2.log"));
+    coordinator.require_cleaned();
+
+    let excluded = coordinator.bench("run", &plan, &["--exclude", "n2"]);
+    assert_eq!(excluded.status.code(), Some(1));
+    assert!(excluded.stderr.contains("plan.toml:") && excluded.stderr.contains("no hosts"), "{}", excluded.stderr);
+    let cleaned = coordinator.bench("clean", &plan, &[]);
+    assert!(cleaned.status.success(), "{}{}", cleaned.stdout, cleaned.stderr);
+    coordinator.require_cleaned();
+    coordinator.wait_until_idle("");
+}
+
+/// A command that ignores SIGTERM, and has a descendant in another session.
+const STUBBORN: &str = "[\"sh\", \"-c\", \"trap '' TERM; setsid sleep 4321 & sleep 1234\"]";
+
+fn failures_clean_up() {
+    let coordinator = Coordinator::start();
+    let stubborn =
+        |more: &str| format!("[[steps]]\nname = \"stubborn\"\nhosts = [\"all\"]\ncommand = {STUBBORN}\n{more}\n");
+    let failing = stubborn("")
+        + "[[steps]]\nname = \"failing\"\nafter = []\nhosts = [\"n2\"]\ncommand = [\"sh\", \"-c\", \"sleep 1; exit 7\"]\n";
+    let failed = coordinator.bench("run", &coordinator.write_plan(&failing), &[]);
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(
+        failed.stderr.contains("step failing on n2: exit status 7; see") && failed.stderr.contains("hosts/n2.log"),
+        "{}",
+        failed.stderr
+    );
+    coordinator.wait_until_idle("sleep");
+    coordinator.require_cleaned();
+
+    let hanging = coordinator.bench("run", &coordinator.write_plan(&stubborn("timeout_s = 1")), &[]);
+    assert_eq!(hanging.status.code(), Some(1));
+    assert!(
+        hanging.stderr.contains("step stubborn on n") && hanging.stderr.contains("did not end within 1 s"),
+        "{}",
+        hanging.stderr
+    );
+    coordinator.wait_until_idle("sleep");
+    coordinator.require_cleaned();
+
+    let plan = coordinator.write_plan(&stubborn(""));
+    let start = || {
+        let running = coordinator.hosts.coordinator(&["bench", "run", plan.to_str().expect("UTF-8")]).spawn();
+        wait::wait_until("both hosts run the command", LIMIT, || {
+            let runs = |index| coordinator.hosts.changes_on(index).iter().any(|change| change.contains("sleep 4321"));
+            (runs(0) && runs(1)).then_some(())
+        });
+        running.expect("it starts")
+    };
+    let signal = |process: &Child, signal| kill_process(Pid::from_child(process), signal).expect("our own child");
+    let interrupted = start();
+    signal(&interrupted, Signal::INT);
+    let interrupted = wait::wait_with_output(interrupted, "the interrupted coordinator", LIMIT);
+    assert_eq!(interrupted.status.code(), Some(1));
+    assert!(interrupted.stderr.contains("interrupted"), "{}", interrupted.stderr);
+    coordinator.wait_until_idle("sleep");
+    coordinator.require_cleaned();
+
+    let mut killed = start();
+    signal(&killed, Signal::KILL);
+    wait::reap_killed(&mut killed);
+    coordinator.wait_until_idle("sleep");
+    assert!(coordinator.bench("clean", &plan, &[]).status.success());
+    coordinator.require_cleaned();
+    coordinator.wait_until_idle("");
+}
+
+fn large_output() {
+    let coordinator = Coordinator::start();
+    let steps = "[[steps]]\nname = \"large\"\nhosts = [\"all\"]\ncommand = [\"sh\", \"-c\", \"yes 0123456789abcde | head -c 1073741824\"]\n";
+    let plan = coordinator.write_plan(steps);
+    let ran = coordinator.bench("run", &plan, &["--json"]);
+    assert!(ran.status.success(), "{}{}", ran.stdout, ran.stderr);
+    for host in ["n1", "n2"] {
+        let path = coordinator.directory.path().join(format!("results/latest/round-1/large.{host}.out"));
+        assert_eq!(fs::metadata(path).expect("the output").len(), 1 << 30);
+    }
+    assert!(coordinator.bench("clean", &plan, &[]).status.success());
+}
