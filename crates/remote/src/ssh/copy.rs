@@ -33,8 +33,8 @@ chmod "$3" "$part" && mv -f -T -- "$part" "$1""#;
 const DIGEST_DIRECTORY_SCRIPT: &str = r#"
 [ -d "$1" ] && [ ! -L "$1" ] && tar --sort=name --owner=0 --group=0 --numeric-owner -C "$1" -cf - . 2>/dev/null | sha256sum"#;
 
-/// Replaces directory $1 by that of the archive in the standard input, whose digest is $2. A connection that ends early must not
-/// leave a part of it.
+/// Replaces directory $1 by the archive in the standard input, whose digest is $2. A connection that ends early must not leave a
+/// part of it.
 const UNPACK_SCRIPT: &str = r#"
 umask 077
 mkdir -p -- "$(dirname -- "$1")" && part=$(mktemp -d -- "$1.XXXXXX") || exit 1
