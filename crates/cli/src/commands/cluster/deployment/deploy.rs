@@ -77,7 +77,7 @@ async fn open_and_check(
     if !errors.is_empty() {
         join_all(opened.into_iter().map(HostDeployment::close)).await;
         let next_step = "mend it, or omit it with --exclude; nothing was changed on any host";
-        return Err(outcome::refuse("the checks failed", &errors, next_step));
+        return Err(outcome::refusal(&errors, next_step).into());
     }
     let (mut first, others) = opened.into_iter().partition::<Vec<_>, _>(|host| host.is(authority));
     let authority = first.pop().expect("all hosts are connected");

@@ -46,10 +46,9 @@ pub(super) fn report(outcomes: &[HostOutcome], json: bool) -> bool {
     failed.count() == 0
 }
 
-/// Prints failures of several hosts, and returns the failure of the command.
-pub(super) fn refuse(cause: &str, errors: &[anyhow::Error], next_step: &str) -> anyhow::Error {
-    errors.iter().for_each(|error| output::print_note(format_args!("farfork: {error:#}")));
-    let hosts = if errors.len() == 1 { "1 host".to_owned() } else { format!("{} hosts", errors.len()) };
-    let failure = Failure::new(tonic::Code::FailedPrecondition, hosts, cause);
-    failure.with_next_step(next_step).into()
+/// The failure of a command that has changed nothing, because of these errors.
+pub(super) fn refusal(errors: &[anyhow::Error], next_step: &str) -> Failure {
+    let causes: Vec<String> = errors.iter().map(|error| format!("{error:#}")).collect();
+    let failure = Failure::new(tonic::Code::FailedPrecondition, "the hosts cannot be used", causes.join("\n         "));
+    failure.with_next_step(next_step)
 }
