@@ -3,18 +3,16 @@
 //! The processes of a server have their own pid and mount namespaces, so that no server uses the directories of the machine,
 //! and that none of its processes outlives it.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::LocalNode;
-
 use crate::error::BenchError;
+use crate::experiment::nodes::ClusterNode;
+use crate::machine::Machine;
 
 /// Debian's package with all programs of GlusterFS.
 pub(crate) const PACKAGE: &str = "glusterfs-server";
@@ -52,6 +50,9 @@ kill -KILL $!
 wait
 "#;
 
+/// Writes the file `ready` to the directory, its first argument, if something is mounted there.
+const WRITE_SCRIPT: &str = r#"mountpoint "$0" && rm -f "$0/ready" && echo ready > "$0/ready""#;
+
 /// Time limit to start the servers, the volume and the client. A server takes seconds to start, and minutes on a busy
 /// machine.
 const START_LIMIT: Duration = Duration::from_secs(180);
@@ -87,17 +88,17 @@ struct ServerFiles(PathBuf);
 /// Starts a volume.
 #[derive(Debug)]
 struct GlusterSetup<'a> {
-    nodes: &'a [LocalNode],
+    nodes: &'a [ClusterNode],
     files: Vec<ServerFiles>,
     deadline: Instant,
 }
 
-/// Returns the version of the installed GlusterFS, such as `glusterfs 10.3`. `None` if it is not installed.
-pub(crate) fn installed_version() -> Option<String> {
+/// Returns the version of the GlusterFS that is installed on a machine, such as `glusterfs 10.3`. `None` if it is not installed.
+pub(crate) fn installed_version(machine: &dyn Machine) -> Option<String> {
     // The console and the client are in other packages than the server.
     let versions = [CONSOLE, CLIENT, SERVER].map(|program| {
-        let output = Command::new(program).arg("--version").output().ok()?;
-        Some(String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_owned())
+        let output = machine.run(program, Command::new(program).arg("--version"), &[]).ok()?;
+        Some(String::from_utf8_lossy(&output).lines().next()?.trim().to_owned())
     });
     versions.into_iter().collect::<Option<Vec<_>>>()?.pop()
 }
@@ -108,20 +109,25 @@ impl GlusterVolume {
     /// # Errors
     /// A process of GlusterFS cannot be started, or does not work in time, or `check_interrupt` fails.
     pub(crate) fn start(
-        nodes: &[LocalNode],
+        nodes: &[ClusterNode],
         memory: &Path,
         check_interrupt: InterruptCheck<'_>,
     ) -> Result<Self, BenchError> {
         let failed = |cause| BenchError::Program { program: SERVER, cause };
         let base = memory.join("gluster");
         let files: Vec<_> = nodes.iter().map(|node| ServerFiles(base.join(&node.name))).collect();
-        files.iter().try_for_each(ServerFiles::create).map_err(failed)?;
+        let directory = base.join("mount");
+        for (node, files) in nodes.iter().zip(&files) {
+            node.machine().run(
+                "mkdir",
+                Command::new("mkdir").arg("-p").arg(&directory).args(files.directories()),
+                &[],
+            )?;
+        }
         let setup = GlusterSetup { nodes, files, deadline: Instant::now() + START_LIMIT };
         let servers = nodes.iter().zip(&setup.files).map(|(node, files)| BackgroundProcess::start_server(node, files));
         let servers = servers.collect::<io::Result<Vec<_>>>().map_err(failed)?;
         setup.create_volume(check_interrupt)?;
-        let directory = base.join("mount");
-        fs::create_dir(&directory).map_err(|cause| BenchError::File { path: directory.clone(), cause })?;
         let client = BackgroundProcess::start_client(&nodes[0], &setup.files[0], &directory);
         let client = client.map_err(|cause| BenchError::Program { program: CLIENT, cause })?;
         setup.wait_for_mount(&directory, check_interrupt)?;
@@ -144,13 +150,13 @@ impl GlusterSetup<'_> {
     /// Connects the servers, creates the volume and starts it.
     fn create_volume(&self, check_interrupt: InterruptCheck<'_>) -> Result<(), BenchError> {
         for node in &self.nodes[1..] {
-            let address = node.address.ip().to_string();
+            let address = node.machine().address().to_string();
             self.retry(check_interrupt, || self.run_console(&["peer", "probe", &address]))?;
         }
         let replicas = self.nodes.len().to_string();
         let bricks = self.nodes.iter().zip(&self.files);
         let bricks: Vec<_> =
-            bricks.map(|(node, files)| format!("{}:{}", node.address.ip(), files.brick().display())).collect();
+            bricks.map(|(node, files)| format!("{}:{}", node.machine().address(), files.brick().display())).collect();
         let mut create = vec!["volume", "create", VOLUME, "replica", &replicas, "transport", "tcp"];
         create.extend(bricks.iter().map(String::as_str));
         // `force`: the bricks may be on the file system of the root directory.
@@ -161,25 +167,17 @@ impl GlusterSetup<'_> {
         Ok(())
     }
 
-    /// Waits until a file that is written to the volume is on all bricks.
+    /// Waits until a file that is written to the volume is on all bricks. Before the mount, the file would be in the directory
+    /// below it. Each attempt writes the file again: a brick that connects late gets the earlier one by self-healing, which
+    /// the next write does not wait for.
     fn wait_for_mount(&self, directory: &Path, check_interrupt: InterruptCheck<'_>) -> Result<(), BenchError> {
-        let written = directory.join("ready");
-        let failed = |cause| BenchError::File { path: written.clone(), cause };
-        // Before the mount, the file would be in the directory below it.
-        let write = || self.files[0].require_mount(directory).and_then(|()| fs::write(&written, "ready"));
-        self.retry(check_interrupt, || write().map_err(failed))?;
-        let is_replicated = || {
-            let missing = self.files.iter().map(|files| files.brick().join("ready")).find(|copy| !copy.exists());
-            missing.map_or(Ok(()), |path| Err(BenchError::File { path, cause: io::ErrorKind::NotFound.into() }))
-        };
-        // A brick that connects late gets the file by self-healing, which the next write does not wait for.
+        let run = |node: usize, command: &mut Command| self.nodes[node].machine().run(CLIENT, command, &[]).map(drop);
         self.retry(check_interrupt, || {
-            // An error means that the previous attempt has removed it.
-            let _ = fs::remove_file(&written);
-            fs::write(&written, "ready").map_err(failed)?;
-            is_replicated()
+            run(0, Command::new("sh").args(["-c", WRITE_SCRIPT]).arg(directory))?;
+            let mut bricks = self.files.iter().enumerate();
+            bricks.try_for_each(|(node, files)| run(node, Command::new("ls").arg(files.brick().join("ready"))))
         })?;
-        fs::remove_file(&written).map_err(failed)
+        run(0, Command::new("rm").arg(directory.join("ready")))
     }
 
     /// Repeats an operation until it succeeds. After the time limit, returns its error.
@@ -202,20 +200,15 @@ impl GlusterSetup<'_> {
         let files = &self.files[0];
         let mut command = isolated_shell(&[], CONSOLE_SCRIPT);
         command.args([CONSOLE, "--mode=script"]).arg(format!("--glusterd-sock={}", files.socket().display()));
-        command.arg(format!("--log-file={}", files.log("console").display())).args(arguments).stdin(Stdio::null());
-        let failed = |cause| BenchError::Program { program: CONSOLE, cause };
-        let output = self.nodes[0].run_in_network(|| command.output()).map_err(failed)?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let text = [output.stdout, output.stderr].concat();
-        Err(failed(io::Error::other(String::from_utf8_lossy(&text).trim().to_owned())))
+        command.arg(format!("--log-file={}", files.log("console").display())).args(arguments);
+        let output = self.nodes[0].machine().run(CONSOLE, &command, &[])?;
+        Ok(String::from_utf8_lossy(&output).into_owned())
     }
 }
 
 impl ServerFiles {
-    fn create(&self) -> io::Result<()> {
-        [self.state(), self.run(), self.logs(), self.brick()].iter().try_for_each(fs::create_dir_all)
+    fn directories(&self) -> [PathBuf; 4] {
+        [self.state(), self.run(), self.logs(), self.brick()]
     }
 
     fn state(&self) -> PathBuf {
@@ -243,17 +236,11 @@ impl ServerFiles {
     fn log(&self, of: &str) -> PathBuf {
         self.logs().join(format!("{of}.log"))
     }
-
-    /// Checks that a directory is on another file system than these files.
-    fn require_mount(&self, directory: &Path) -> io::Result<()> {
-        let is_same = fs::metadata(directory)?.dev() == fs::metadata(&self.0)?.dev();
-        if is_same { Err(io::Error::new(io::ErrorKind::NotFound, "it is not mounted")) } else { Ok(()) }
-    }
 }
 
 impl BackgroundProcess {
     /// Starts the server of a node.
-    fn start_server(node: &LocalNode, files: &ServerFiles) -> io::Result<Self> {
+    fn start_server(node: &ClusterNode, files: &ServerFiles) -> io::Result<Self> {
         let mut command = isolated_shell(&["--pid", "--fork", "--kill-child", "--mount-proc"], SERVER_SCRIPT);
         command.args([SERVER, "--no-daemon"]);
         let options = [
@@ -268,24 +255,25 @@ impl BackgroundProcess {
         }
         command.arg(format!("--pid-file={}", files.run().join("glusterd.pid").display()));
         command.arg(format!("--log-file={}", files.log(SERVER).display()));
-        Self::spawn(node, &mut command)
+        Self::spawn(node, &command)
     }
 
     /// Starts the client of a node, which mounts the volume at `directory`.
-    fn start_client(node: &LocalNode, files: &ServerFiles, directory: &Path) -> io::Result<Self> {
+    fn start_client(node: &ClusterNode, files: &ServerFiles, directory: &Path) -> io::Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", CLIENT_SCRIPT, "sh"]).arg(directory).args([CLIENT, "--no-daemon"]);
-        command.arg(format!("--volfile-server={}", node.address.ip()));
+        command.arg(format!("--volfile-server={}", node.machine().address()));
         command.arg(format!("--volfile-id=/{VOLUME}"));
         command.arg(format!("--log-file={}", files.log(CLIENT).display()));
         command.arg(directory);
-        Self::spawn(node, &mut command)
+        Self::spawn(node, &command)
     }
 
-    fn spawn(node: &LocalNode, command: &mut Command) -> io::Result<Self> {
+    fn spawn(node: &ClusterNode, command: &Command) -> io::Result<Self> {
+        let mut command = node.machine().command(command);
         // Ctrl-C must reach only the benchmark, which ends the shell itself.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-        Ok(Self(node.run_in_network(|| command.spawn())?))
+        Ok(Self(command.spawn()?))
     }
 }
 

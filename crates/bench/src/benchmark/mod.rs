@@ -32,9 +32,9 @@ use tonic::Code;
 
 use crate::GlobalArgs;
 use crate::error::BenchError;
-use crate::machine::MachineState;
+use crate::machine;
+use crate::machine::description::MachineState;
 use crate::plan::{CleanPlan, RunPlan};
-use crate::program_path;
 use crate::report::section::ReportSection;
 use crate::report::text;
 
@@ -87,13 +87,9 @@ enum BenchmarkCommand {
     Run(RunPlan),
     Clean(CleanPlan),
     #[command(hide = true)]
-    End(internal::BenchEndpoint),
-    #[command(hide = true)]
-    Forker(internal::BenchForkClient),
+    Process(internal::BenchProcess),
     #[command(hide = true)]
     Remover(internal::BenchRemover),
-    #[command(hide = true)]
-    VolumeProcess(internal::BenchVolumeProcess),
 }
 
 impl BenchCommand {
@@ -115,10 +111,8 @@ impl BenchCommand {
             BenchmarkCommand::Report(report) => report.run(global),
             BenchmarkCommand::Run(plan) => plan.run(global),
             BenchmarkCommand::Clean(plan) => plan.run(global),
-            BenchmarkCommand::End(end) => end.run(),
-            BenchmarkCommand::Forker(forker) => forker.run(),
+            BenchmarkCommand::Process(process) => process.run(),
             BenchmarkCommand::Remover(remover) => remover.run(),
-            BenchmarkCommand::VolumeProcess(process) => process.run(),
         }
     }
 }
@@ -228,7 +222,7 @@ impl Drop for BenchRun {
 pub(crate) fn run_benchmark<B: Benchmark>(benchmark: &B, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     benchmark.check();
     privilege::require_root(B::ROOT_REASON)?;
-    let mut run = BenchRun::new(program_path::farfork()?, global.json)?;
+    let mut run = BenchRun::new(machine::find_farfork()?, global.json)?;
     // Use a single thread. With several threads, the figures would include hand-overs between them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let results = runtime.block_on(async {

@@ -1,11 +1,12 @@
-//! Finds errors in the logs of daemons and of the kernel since the start of a run. Even if all requests of a run
+//! Finds errors in the logs of a daemon and of the kernel of this machine since the start of a run. Even if all requests of a run
 //! succeed, the run may cause such errors.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use farfork_cluster::local::LocalNode;
+use serde::{Deserialize, Serialize};
 
 /// The kernel's messages: see Documentation/ABI/testing/dev-kmsg.
 const KERNEL_MESSAGES: &str = "/dev/kmsg";
@@ -22,38 +23,41 @@ const HARMLESS_KERNEL_MESSAGES: [&str; 2] = ["oom-kill: constraint=CONSTRAINT_ME
 /// Maximum number of quoted errors per log.
 const QUOTED_MAX: usize = 3;
 
-/// The ends of the logs at the start of a run.
-#[derive(Debug)]
-pub(crate) struct ErrorLogs {
-    /// Length of each daemon's log, in the order of the nodes.
-    daemons: Vec<u64>,
-    /// `None` if the kernel's messages cannot be read, as in some containers.
-    kernel: Option<File>,
+/// The ends of a node's log and of the kernel's messages at the start of a run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct LogEnds {
+    /// Length of the daemon's log.
+    daemon: u64,
+    /// Sequence number of the next kernel message.
+    kernel: u64,
 }
 
-impl ErrorLogs {
-    /// Records the ends of all logs.
-    pub(crate) fn begin(nodes: &[LocalNode]) -> Self {
-        let length = |node: &LocalNode| fs::metadata(node.log_path()).map_or(0, |metadata| metadata.len());
-        Self { daemons: nodes.iter().map(length).collect(), kernel: open_kernel_messages() }
+impl LogEnds {
+    /// Reads the ends of the logs of a node of this machine.
+    pub(super) fn read(node: &LocalNode) -> Self {
+        let last = read_kernel_messages().last().map_or(0, |message| message.sequence + 1);
+        Self { daemon: fs::metadata(node.log_path()).map_or(0, |metadata| metadata.len()), kernel: last }
     }
 
-    /// Returns a sentence for each log that has new errors.
-    pub(crate) fn find_errors(mut self, nodes: &[LocalNode]) -> Vec<String> {
-        let mut faults = Vec::new();
-        for (node, begin) in nodes.iter().zip(self.daemons) {
-            let text = fs::read(node.log_path()).unwrap_or_default();
-            let new = String::from_utf8_lossy(text.get(begin as usize..).unwrap_or_default()).into_owned();
-            let errors: Vec<&str> = new.lines().filter(|line| is_daemon_error(line)).collect();
-            faults.extend(quote_errors(&format!("the log of {}", node.name), &errors));
-        }
-        if let Some(kernel) = &mut self.kernel {
-            let errors = read_kernel_errors(kernel);
-            let errors: Vec<&str> = errors.iter().map(String::as_str).collect();
-            faults.extend(quote_errors("the kernel's log", &errors));
-        }
-        faults
+    /// Finds errors in the logs of a node of this machine.
+    pub(super) fn find_errors(&self, node: &LocalNode) -> Vec<String> {
+        let text = fs::read(node.log_path()).unwrap_or_default();
+        let new = String::from_utf8_lossy(text.get(self.daemon as usize..).unwrap_or_default()).into_owned();
+        let of_daemon: Vec<&str> = new.lines().filter(|line| is_daemon_error(line)).collect();
+        let messages = read_kernel_messages();
+        let messages = messages.iter().filter(|message| message.sequence >= self.kernel);
+        let of_kernel: Vec<&str> = messages.filter_map(|message| message.error.as_deref()).collect();
+        let of_daemon = quote_errors(&format!("the log of {}", node.name), &of_daemon);
+        of_daemon.into_iter().chain(quote_errors("the kernel's log", &of_kernel)).collect()
     }
+}
+
+/// A kernel message.
+#[derive(Debug, PartialEq, Eq)]
+struct KernelMessage {
+    sequence: u64,
+    /// Its text, if its level is an error.
+    error: Option<String>,
 }
 
 fn quote_errors(log: &str, errors: &[&str]) -> Option<String> {
@@ -68,51 +72,51 @@ fn is_daemon_error(line: &str) -> bool {
     is_panic || line.split_ascii_whitespace().nth(1) == Some("ERROR")
 }
 
-/// Opens the kernel's messages at their end.
-fn open_kernel_messages() -> Option<File> {
+/// Reads the kernel's messages. None if they cannot be read, as in some containers. Each read(2) returns one message.
+fn read_kernel_messages() -> Vec<KernelMessage> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(KERNEL_MESSAGES).ok()?;
-    file.seek(SeekFrom::End(0)).ok()?;
-    Some(file)
-}
-
-/// Reads new kernel messages, and returns the errors. Each read(2) returns one message.
-fn read_kernel_errors(kernel: &mut File) -> Vec<String> {
-    let mut errors = Vec::new();
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(KERNEL_MESSAGES);
+    let (Ok(mut kernel), mut messages) = (opened, Vec::new()) else { return Vec::new() };
     let mut message = [0; KERNEL_MESSAGE_BYTES_MAX];
     loop {
         match kernel.read(&mut message) {
-            Ok(0) => return errors,
-            Ok(length) => errors.extend(parse_kernel_error(&String::from_utf8_lossy(&message[..length]))),
+            Ok(0) => return messages,
+            Ok(length) => messages.extend(KernelMessage::parse(&String::from_utf8_lossy(&message[..length]))),
             // EPIPE: the kernel has overwritten messages before they were read. The next read(2) returns the oldest
             // remaining one.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            Err(_) => return errors,
+            Err(_) => return messages,
         }
     }
 }
 
-/// The text of a kernel message of the form `PRIORITY,SEQUENCE,TIME,FLAGS;TEXT`, if its level is an error. The level is
-/// in the lowest three bits of the priority, the facility above them.
-fn parse_kernel_error(message: &str) -> Option<String> {
-    let (prefix, text) = message.split_once(';')?;
-    let priority: u64 = prefix.split(',').next()?.parse().ok()?;
-    let text = text.lines().next()?;
-    let is_error = priority & 7 <= KERN_ERR && priority >> 3 == 0;
-    (is_error && !HARMLESS_KERNEL_MESSAGES.iter().any(|harmless| text.contains(harmless))).then(|| text.to_owned())
+impl KernelMessage {
+    /// Parses `PRIORITY,SEQUENCE,TIME,FLAGS;TEXT`. The level is in the lowest three bits of the priority, the facility above
+    /// them.
+    fn parse(message: &str) -> Option<Self> {
+        let (prefix, text) = message.split_once(';')?;
+        let mut numbers = prefix.split(',').map(|number| number.parse::<u64>().ok());
+        let (priority, sequence) = (numbers.next()??, numbers.next()??);
+        let text = text.lines().next()?;
+        let is_error = priority & 7 <= KERN_ERR && priority >> 3 == 0;
+        let is_harmless = HARMLESS_KERNEL_MESSAGES.iter().any(|harmless| text.contains(harmless));
+        Some(Self { sequence, error: (is_error && !is_harmless).then(|| text.to_owned()) })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{is_daemon_error, parse_kernel_error, quote_errors};
+    use super::{KernelMessage, is_daemon_error, quote_errors};
 
     #[test]
     fn only_errors_of_the_kernel_are_counted() {
-        assert_eq!(parse_kernel_error("3,12,99,-;bad page\n SUBSYSTEM=mm\n").as_deref(), Some("bad page"));
+        let error = |message| KernelMessage::parse(message).and_then(|message| message.error);
+        let bad = KernelMessage { sequence: 12, error: Some("bad page".to_owned()) };
+        assert_eq!(KernelMessage::parse("3,12,99,-;bad page\n SUBSYSTEM=mm\n"), Some(bad));
         for harmless in ["6,12,99,-;eth0 up", "4,12,99,-;a warning", "11,12,99,-;a user's error", "nonsense"] {
-            assert_eq!(parse_kernel_error(harmless), None, "{harmless}");
+            assert_eq!(error(harmless), None, "{harmless}");
         }
-        assert_eq!(parse_kernel_error("3,1,1,-;Memory cgroup out of memory: Killed process 7 (x)"), None);
+        assert_eq!(error("3,1,1,-;Memory cgroup out of memory: Killed process 7 (x)"), None);
     }
 
     #[test]

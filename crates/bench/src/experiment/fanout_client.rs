@@ -2,20 +2,15 @@
 //! client does.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use farfork_api::client::{self, Client};
-use farfork_api::failure::Failure;
-use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{self, exit::How};
-use farfork_cluster::local::LocalNode;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tonic::Code;
 
-use super::local_cluster::request_failure;
+use super::node_client::{NodeClient, request_failure, started_child};
+use super::nodes::ClusterNode;
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
 use crate::error::{BenchError, ChildEnd};
 use crate::workload::child_task::ChildTask;
@@ -37,15 +32,33 @@ struct RequestTime {
     clock: SystemTime,
 }
 
+/// A child that keeps running after its answer.
+#[derive(Debug)]
+pub(crate) struct HeldChild {
+    /// Its process id on the machine of its node.
+    pub(crate) pid: i32,
+    /// The name of its node; `None` for the first one.
+    pub(crate) node: Option<String>,
+    /// The child's id, if farfork has forked it. A local fork ends when the next one is created.
+    pub(crate) child: Option<String>,
+}
+
+impl HeldChild {
+    /// A local fork on the machine of the first node.
+    pub(crate) fn of_first_node(pid: i32) -> Self {
+        Self { pid, node: None, child: None }
+    }
+}
+
 /// Forks children of one seed.
 #[derive(Debug, Clone)]
 pub(crate) struct FanoutClient {
     seed: String,
     task: ChildTask,
     /// A client for each node, by name. The end of a child is requested from the child's node.
-    nodes: BTreeMap<String, Client>,
+    nodes: BTreeMap<String, NodeClient>,
     /// The node that receives the fork requests.
-    entry_client: Client,
+    entry_client: NodeClient,
     /// Whether children are removed after their answer.
     forgets_children: bool,
     network: v1::Network,
@@ -56,21 +69,13 @@ pub(crate) struct FanoutClient {
 impl FanoutClient {
     /// A client for children of a seed with this task, on all of these nodes. The first node receives the fork
     /// requests.
-    pub(crate) async fn new(all: &[LocalNode], seed: &str, task: ChildTask) -> Result<Self, BenchError> {
+    pub(crate) async fn new(all: &[ClusterNode], seed: &str, task: ChildTask) -> Result<Self, BenchError> {
         let mut nodes = BTreeMap::new();
         for node in all {
-            nodes.insert(node.name.clone(), client::connect(&node.socket).await?);
+            nodes.insert(node.name.clone(), node.connect().await?.with_limit(FANOUT_LIMIT));
         }
-        let entry_client = client::connect(&all[0].socket).await?;
-        Ok(Self {
-            seed: seed.to_owned(),
-            task,
-            nodes,
-            entry_client,
-            forgets_children: false,
-            network: v1::Network::Private,
-            strategy: String::new(),
-        })
+        let entry_client = all[0].connect().await?;
+        Ok(Self { nodes, forgets_children: false, ..Self::on_node(&all[0].name, entry_client, seed, task) })
     }
 
     /// Makes the nodes remove children after their answer.
@@ -94,18 +99,17 @@ impl FanoutClient {
     }
 
     /// A client for children of a seed on one node, which removes them after their answer.
-    pub(crate) async fn on_node(node: &str, socket: &Path, seed: &str, task: ChildTask) -> Result<Self, BenchError> {
-        let entry_client = client::connect(socket).await?;
-        let nodes = BTreeMap::from([(node.to_owned(), entry_client.clone())]);
-        Ok(Self {
+    pub(crate) fn on_node(node: &str, entry_client: NodeClient, seed: &str, task: ChildTask) -> Self {
+        let entry_client = entry_client.with_limit(FANOUT_LIMIT);
+        Self {
             seed: seed.to_owned(),
             task,
-            nodes,
+            nodes: BTreeMap::from([(node.to_owned(), entry_client.clone())]),
             entry_client,
             forgets_children: true,
             network: v1::Network::Private,
             strategy: String::new(),
-        })
+        }
     }
 
     /// Forks children with these numbers over all nodes. Returns the latency of each.
@@ -133,24 +137,20 @@ impl FanoutClient {
         Ok(all)
     }
 
-    /// Starts a child that does its task and then keeps running. Returns its id, and its pid on this machine.
-    pub(crate) async fn start_held(&mut self, number: u64) -> Result<(String, i32), BenchError> {
+    /// Starts a child that does its task and then keeps running.
+    pub(crate) async fn start_held(&mut self, number: u64) -> Result<HeldChild, BenchError> {
         let mut outcomes = self.fork(vec![format!("{} hold", self.task.payload(number))]).await?;
         let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
-        let Some(Outcome::Child(child)) = outcome.and_then(|outcome| outcome.result) else {
-            return Err(Failure::new(Code::Internal, &self.seed, "the node reported no child").into());
-        };
-        let only = v1::OutputStream::Stdout.into();
-        let request = v1::LogsRequest { child: child.id.clone(), follow: true, only };
-        let chunks = self.nodes.get_mut(&child.node).expect("the node is part of the cluster").logs(request).await;
-        let mut chunks = chunks.map_err(request_failure(&child.id))?.into_inner();
+        let child = started_child(outcome.and_then(|outcome| outcome.result), &self.seed)?;
+        let node = self.nodes.get_mut(&child.node).expect("the node is part of the cluster");
+        let mut chunks = node.logs(&child.id, true).await?;
         let mut output = String::new();
         while !output.ends_with('\n') {
             let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? else { break };
             output.push_str(&String::from_utf8_lossy(&chunk.data));
         }
         self.task.parse_result_time(&output, number)?;
-        Ok((child.id, child.pid.cast_signed()))
+        Ok(HeldChild { pid: child.pid.cast_signed(), node: Some(child.node), child: Some(child.id) })
     }
 
     async fn fork(&self, payloads: Vec<String>) -> Result<tonic::Streaming<v1::ForkOutcome>, BenchError> {
@@ -167,22 +167,19 @@ impl FanoutClient {
             }),
             ..Default::default()
         };
-        let outcomes = self.entry_client.clone().fork(client::request_with_timeout(FANOUT_LIMIT, request)).await;
-        Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
+        Ok(self.entry_client.clone().fork(request).await?)
     }
 
     /// Waits for some children of one node, and checks their answers. Then removes the children if `forgets_children` is
     /// set.
     async fn wait_batch(
         &self,
-        mut client: Client,
+        mut client: NodeClient,
         batch: Vec<FanoutChild>,
         sent: RequestTime,
     ) -> Result<Vec<ChildLatency>, BenchError> {
         let children = batch.iter().map(|running| running.id.clone()).collect();
-        let request = client::request_with_timeout(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
-        let object = &batch[0].id;
-        let mut events = client.wait(request).await.map_err(request_failure(object))?.into_inner();
+        let (mut events, object) = (client.wait(children).await?, &batch[0].id);
         let (mut all, mut output) = (Vec::new(), String::new());
         while let Some(v1::WaitEvent { index, event }) = events.message().await.map_err(request_failure(object))? {
             let FanoutChild { number, id, .. } = &batch[index as usize];
@@ -200,8 +197,7 @@ impl FanoutClient {
             }
         }
         for FanoutChild { id, .. } in batch.iter().filter(|_| self.forgets_children) {
-            let request = client::request_with_timeout(FANOUT_LIMIT, v1::RemoveRequest { child: id.clone() });
-            client.remove(request).await.map_err(request_failure(id))?;
+            client.remove(id).await?;
         }
         match all.len() == batch.len() {
             true => Ok(all),
@@ -223,11 +219,8 @@ struct FanoutChild {
 
 fn parse_started_child(outcome: v1::ForkOutcome, first: u64) -> Result<FanoutChild, BenchError> {
     let number = first + u64::from(outcome.index);
-    match outcome.result {
-        Some(Outcome::Child(child)) => Ok(FanoutChild { number, id: child.id, node: child.node }),
-        Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
-        None => Err(Failure::new(Code::Internal, format!("child {number}"), "the node did not report it").into()),
-    }
+    let child = started_child(outcome.result, &format!("child {number}"))?;
+    Ok(FanoutChild { number, id: child.id, node: child.node })
 }
 
 /// Children that no request waits for yet, by node.

@@ -1,21 +1,14 @@
-//! Counts a node's resources before and after a long run. A higher count after the run is a leak.
+//! Counts a node's resources before and after a long run. A higher count after the run is a leak. `observer` counts on the
+//! machine of the node.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 use farfork_sys::cgroup;
 use farfork_sys::process::{SharedResource, read_text, share_resource, thread_count};
-use serde::Serialize;
-
-/// Time limit for a node to release resources that it keeps for some time: connections for half a minute, statistics,
-/// threads.
-const RELEASE_LIMIT: Duration = Duration::from_secs(60);
-
-/// Time between two counts.
-const COUNT_INTERVAL: Duration = Duration::from_millis(500);
+use serde::{Deserialize, Serialize};
 
 /// Additional descriptors that a node's processes may have, because connections open and close on their own.
 const DESCRIPTORS_SLACK: u64 = 4;
@@ -26,6 +19,18 @@ const THREADS_SLACK: u64 = 8;
 /// Memory growth of a node's processes that is not a leak, in KiB: reserves of the allocator, and statistics of ended
 /// children.
 const MEMORY_SLACK_KIB: u64 = 32 << 10;
+
+/// The kinds of resources, each with the tolerated increase.
+const KINDS: [(&str, u64); 8] = [
+    ("processes", 0),
+    ("namespaces", 0),
+    ("control groups", 0),
+    ("mounts", 0),
+    ("files", 0),
+    ("descriptors", DESCRIPTORS_SLACK),
+    ("threads", THREADS_SLACK),
+    ("KiB of memory", MEMORY_SLACK_KIB),
+];
 
 /// The count of one kind of resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -55,85 +60,44 @@ impl ResourceCount {
     }
 }
 
-/// The counts of all nodes.
-#[derive(Debug, Clone)]
-pub(crate) struct ResourceCounts(Vec<ResourceEntry>);
-
-#[derive(Debug, Clone)]
-struct ResourceEntry {
-    node: String,
-    of: &'static str,
-    count: u64,
-    slack: u64,
-}
+/// The counts of one node: a count of each of the [`KINDS`].
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct ResourceCounts([u64; KINDS.len()]);
 
 impl ResourceCounts {
-    /// Counts the resources.
-    fn read(nodes: &[LocalNode]) -> Self {
-        Self(nodes.iter().flat_map(count_node).collect())
+    /// Whether the counts without a tolerance are equal.
+    pub(super) fn is_steady(&self, earlier: &Self) -> bool {
+        KINDS.iter().zip(self.0.iter().zip(&earlier.0)).all(|((_, slack), (now, before))| *slack > 0 || now == before)
     }
 
-    /// Counts repeatedly until the counts without a tolerance are stable, because nodes create containers in the
-    /// background. After [`RELEASE_LIMIT`], returns the last counts even if they are not stable.
-    pub(crate) async fn read_steady(nodes: &[LocalNode]) -> Self {
-        let give_up = Instant::now() + RELEASE_LIMIT;
-        let mut last = Self::read(nodes);
-        loop {
-            tokio::time::sleep(COUNT_INTERVAL).await;
-            let now = Self::read(nodes);
-            let is_steady = last.compare_with(&now).iter().all(|count| count.slack > 0 || count.before == count.after);
-            if is_steady || Instant::now() >= give_up {
-                return now;
-            }
-            last = now;
-        }
-    }
-
-    /// Counts again until there is no leak, or until the time limit is over. Returns the counts from before and after.
-    pub(crate) async fn wait_released(&self, nodes: &[LocalNode]) -> Vec<ResourceCount> {
-        let give_up = Instant::now() + RELEASE_LIMIT;
-        loop {
-            let counts = self.compare_with(&Self::read(nodes));
-            if !counts.iter().any(ResourceCount::is_leak) || Instant::now() >= give_up {
-                return counts;
-            }
-            tokio::time::sleep(COUNT_INTERVAL).await;
-        }
-    }
-
-    /// Pairs the counts of each kind.
-    fn compare_with(&self, after: &Self) -> Vec<ResourceCount> {
-        let pairs = self.0.iter().zip(&after.0);
-        let count = |(before, after): (&ResourceEntry, &ResourceEntry)| ResourceCount {
-            node: before.node.clone(),
-            of: before.of,
-            before: before.count,
-            after: after.count,
-            slack: before.slack,
-        };
+    /// Pairs the counts of each kind. `node` is the name of the node.
+    pub(super) fn compare_with(&self, after: &Self, node: &str) -> Vec<ResourceCount> {
+        let pairs = KINDS.into_iter().zip(self.0.into_iter().zip(after.0));
+        let count = |((of, slack), (before, after))| ResourceCount { node: node.to_owned(), of, before, after, slack };
         pairs.map(count).collect()
     }
-}
 
-fn count_node(node: &LocalNode) -> Vec<ResourceEntry> {
-    let servers: Vec<i32> = node.pid().into_iter().chain(node.pager_pids()).collect();
-    let sum = |of: fn(i32) -> u64, servers: &[i32]| servers.iter().map(|pid| of(*pid)).sum();
-    let (tables, memories) =
-        (distinct_processes(&servers, SharedResource::Files), distinct_processes(&servers, SharedResource::Memory));
-    let groups: Vec<_> = node.cgroups.iter().flat_map(|group| cgroup::subtree(group).unwrap_or_default()).collect();
-    let pids: BTreeSet<i32> = groups.iter().flat_map(|group| cgroup::processes(group).unwrap_or_default()).collect();
-    let spaces: BTreeSet<String> = pids.iter().flat_map(|pid| namespace_links(*pid)).collect();
-    let entry = |of, count, slack| ResourceEntry { node: node.name.clone(), of, count, slack };
-    vec![
-        entry("processes", pids.len() as u64, 0),
-        entry("namespaces", spaces.len() as u64, 0),
-        entry("control groups", groups.len() as u64, 0),
-        entry("mounts", count_mounts(node), 0),
-        entry("files", count_files_below(&node.run_dir), 0),
-        entry("descriptors", sum(count_descriptors, &tables), DESCRIPTORS_SLACK),
-        entry("threads", sum(|pid| thread_count(pid).unwrap_or_default() as u64, &servers), THREADS_SLACK),
-        entry("KiB of memory", sum(memory_kib, &memories), MEMORY_SLACK_KIB),
-    ]
+    /// Counts the resources of a node of this machine, in the order of [`KINDS`].
+    pub(super) fn of_node(node: &LocalNode) -> Self {
+        let servers: Vec<i32> = node.pid().into_iter().chain(node.pager_pids()).collect();
+        let sum = |of: fn(i32) -> u64, servers: &[i32]| servers.iter().map(|pid| of(*pid)).sum();
+        let (tables, memories) =
+            (distinct_processes(&servers, SharedResource::Files), distinct_processes(&servers, SharedResource::Memory));
+        let groups: Vec<_> = node.cgroups.iter().flat_map(|group| cgroup::subtree(group).unwrap_or_default()).collect();
+        let pids: BTreeSet<i32> =
+            groups.iter().flat_map(|group| cgroup::processes(group).unwrap_or_default()).collect();
+        let spaces: BTreeSet<String> = pids.iter().flat_map(|pid| namespace_links(*pid)).collect();
+        Self([
+            pids.len() as u64,
+            spaces.len() as u64,
+            groups.len() as u64,
+            count_mounts(node),
+            count_files_below(&node.run_dir),
+            sum(count_descriptors, &tables),
+            sum(|pid| thread_count(pid).unwrap_or_default() as u64, &servers),
+            sum(memory_kib, &memories),
+        ])
+    }
 }
 
 /// Returns one process of each group that shares `table`, so that nothing is counted twice. Tracers share the daemon's
@@ -146,15 +110,6 @@ fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
         }
     }
     distinct
-}
-
-/// Finds the resources that ended nodes have left on the machine. Returns a sentence for each.
-pub(crate) fn find_leftovers(nodes: &[LocalNode]) -> Vec<String> {
-    let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
-    let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
-    let directories = nodes.iter().map(|node| node.run_dir.clone());
-    let left = groups.chain(names).chain(directories).filter(|path| path.exists());
-    left.map(|path| format!("{} is left after the nodes have ended", path.display())).collect()
 }
 
 fn count_descriptors(pid: i32) -> u64 {
@@ -196,14 +151,17 @@ fn count_files_below(directory: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{ResourceCounts, ResourceEntry, SharedResource};
+    use super::{ResourceCounts, SharedResource};
 
     #[test]
     fn a_higher_count_is_a_leak() {
-        let resource_counts =
-            |count| ResourceCounts(vec![ResourceEntry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
-        let is_leak = |before, after| resource_counts(before).compare_with(&resource_counts(after))[0].is_leak();
-        assert_eq!([is_leak(3, 2), is_leak(3, 4), is_leak(3, 5)], [false, false, true]);
+        let is_leak = |descriptors: [u64; 2]| {
+            let [before, after] = descriptors.map(|count| ResourceCounts([3, 0, 0, 0, 0, count, 0, 0]));
+            let counts = before.compare_with(&after, "n1");
+            assert!(counts.iter().all(|count| count.of == "descriptors" || !count.is_leak()));
+            counts[5].is_leak()
+        };
+        assert_eq!([is_leak([3, 2]), is_leak([3, 7]), is_leak([3, 8])], [false, false, true]);
     }
 
     #[test]

@@ -1,49 +1,28 @@
-//! `BenchCluster`: nodes on this machine, two by default, and the measured requests, which use the API like any client.
+//! `BenchCluster`: nodes, two by default, and the measured requests, which use the API like any client.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_api::client::{self, Client};
-use farfork_api::failure::Failure;
-use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{self, exit::How};
-use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
 
+use super::node_client::{NodeClient, request_failure};
+use super::nodes::{ClusterNode, RunningNodes, SIGKILL};
 use crate::error::{BenchError, ChildEnd};
 use crate::figure::ChildPlace;
-use crate::scratch::{CLUSTER_DIRECTORY, SCRATCH_PARENT, ScratchDirectory};
-
-/// Time limit for the nodes to discover each other, which takes a few heartbeats, on a busy machine.
-const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
-
-/// How often discovery is checked.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// Time limit of each request; a child that touches 1 GiB on a busy machine takes seconds.
-const REQUEST_LIMIT: Duration = Duration::from_secs(120);
+use crate::machine::Machine;
+use crate::scratch::SCRATCH_PARENT;
 
 /// Time limit for a pager's report of a working set, which follows the child's end; and the interval of checks.
 const WORKING_SET_LIMIT: Duration = Duration::from_secs(2);
 const WORKING_SET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Signal number for kill(2).
-const SIGKILL: u32 = 9;
-
-/// Nodes on this machine. They are stopped when this value is dropped.
+/// Nodes, and a client of the first one. The nodes are stopped when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BenchCluster {
-    client: Client,
-    running: RunningNodes,
-}
-
-/// Nodes and their files. The nodes are stopped when this value is dropped, also before a client has connected to them.
-#[derive(Debug)]
-struct RunningNodes {
-    /// `None` after the stop.
-    local: Option<LocalCluster>,
-    scratch: ScratchDirectory,
+    client: NodeClient,
+    pub(crate) running: RunningNodes,
 }
 
 /// A seed, and the times of its prepare.
@@ -58,14 +37,15 @@ pub(crate) struct PreparedSeed {
     pub(crate) round_trip: Duration,
 }
 
-/// A child that has ended.
+/// A child, and the times of its start.
 #[derive(Debug)]
-pub(crate) struct EndedChild {
+pub(crate) struct BenchChild {
+    id: String,
     /// When the request for the child was sent, in ns since 1970.
     pub(crate) sent_unix_ns: i64,
     /// Time from the sent request to the received answer.
     pub(crate) round_trip: Duration,
-    /// The child's output.
+    /// The child's output; empty before its end.
     pub(crate) output: String,
     /// The phases of its start, with [`ForkOptions::profile`].
     pub(crate) phases: Vec<v1::Phase>,
@@ -84,25 +64,6 @@ pub(crate) struct ForkOptions<'a> {
     pub(crate) profile: bool,
 }
 
-/// A child that has started.
-#[derive(Debug)]
-struct StartedChild {
-    id: String,
-    /// When the request was sent, in ns since 1970.
-    sent_unix_ns: i64,
-    /// Time from the sent request to the received answer.
-    round_trip: Duration,
-    /// The phases of its start, with [`ForkOptions::profile`].
-    phases: Vec<v1::Phase>,
-}
-
-impl StartedChild {
-    fn end(self, output: String) -> EndedChild {
-        let Self { sent_unix_ns, round_trip, phases, .. } = self;
-        EndedChild { sent_unix_ns, round_trip, output, phases }
-    }
-}
-
 /// A paused child that fetches all of its memory.
 #[derive(Debug)]
 pub(crate) struct SettlingChild {
@@ -113,7 +74,7 @@ pub(crate) struct SettlingChild {
 impl BenchCluster {
     /// Starts two nodes without zygotes. `farfork` is the program that runs their daemons. With `encrypted`, memory
     /// transfers are encrypted.
-    pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
+    pub(crate) async fn start(farfork: &Path, encrypted: bool) -> Result<Self, BenchError> {
         // Benchmarks with two nodes measure the restore of a child, not the fork of a zygote.
         let arguments = ["--zygotes", "0"].map(str::to_owned);
         Self::start_nodes(farfork, 2, encrypted, &arguments).await
@@ -121,7 +82,7 @@ impl BenchCluster {
 
     /// Starts this many nodes, with additional arguments.
     pub(crate) async fn start_nodes(
-        farfork: PathBuf,
+        farfork: &Path,
         nodes: usize,
         encrypted: bool,
         arguments: &[String],
@@ -132,64 +93,39 @@ impl BenchCluster {
     /// Starts nodes whose files are in this directory.
     pub(crate) async fn start_nodes_in(
         parent: &Path,
-        farfork: PathBuf,
+        farfork: &Path,
         nodes: usize,
         encrypted: bool,
         arguments: &[String],
     ) -> Result<Self, BenchError> {
-        let scratch = ScratchDirectory::create(parent, &farfork)?;
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let name = format!("bench-{}-{}", std::process::id(), CLUSTERS.fetch_add(1, Ordering::Relaxed));
-        let mut config = LocalClusterConfig::new(&name, scratch.path().join(CLUSTER_DIRECTORY), nodes, farfork);
-        let encryption = if encrypted { "on" } else { "off" };
-        config.node_arguments = vec!["--encryption".to_owned(), encryption.to_owned()];
-        config.node_arguments.extend_from_slice(arguments);
-        let mut running = RunningNodes { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
-        // An interrupt may drop this function while it waits.
-        match connect_when_all_alive(&running.nodes()[0], nodes).await {
-            Ok(client) => Ok(Self { client, running }),
-            Err(error) => {
-                running.stop()?;
-                Err(error)
-            }
-        }
-    }
-
-    /// A directory that is removed with the cluster.
-    pub(crate) fn scratch(&self) -> &Path {
-        self.running.scratch.path()
+        let running = RunningNodes::start(parent, &name, farfork, nodes, encrypted, arguments)?;
+        Ok(Self { client: running.connect_when_all_alive(0).await?, running })
     }
 
     /// The nodes. The first one owns the seeds.
-    pub(crate) fn nodes(&self) -> &[LocalNode] {
+    pub(crate) fn nodes(&self) -> &[ClusterNode] {
         self.running.nodes()
+    }
+
+    /// The machine of the first node.
+    pub(crate) fn machine(&self) -> &dyn Machine {
+        self.nodes()[0].machine()
     }
 
     /// Reconnects to the first node. Needed after this thread has driven a program for a long time. During that time, the
     /// thread answers no keep-alive probes, so the node closes the connection.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
-        self.client = connect_when_all_alive(&self.nodes()[0], self.nodes().len()).await?;
+        self.client = self.running.connect_when_all_alive(0).await?;
         Ok(())
     }
 
-    /// Kills the daemon of a node.
-    pub(crate) fn kill_node(&self, node: usize) -> Result<(), BenchError> {
-        let Some(local) = &self.running.local else { return Ok(()) };
-        local.signal_node(node, SIGKILL.cast_signed())?;
-        local.wait_node_exit(node, DISCOVERY_LIMIT)?;
-        Ok(())
-    }
-
-    /// Starts the daemon of a node again.
-    pub(crate) fn restart_node(&mut self, node: usize) -> Result<(), BenchError> {
-        self.running.local.as_mut().map_or(Ok(()), |local| Ok(local.restart_node(node)?))
-    }
-
-    /// Stops the nodes.
+    /// Stops the nodes. Returns a sentence for each resource that they have left.
     ///
     /// # Errors
     /// A resource of a node cannot be removed.
-    pub(crate) fn stop(mut self) -> Result<(), BenchError> {
+    pub(crate) fn stop(mut self) -> Result<Vec<String>, BenchError> {
         Ok(self.running.stop()?)
     }
 
@@ -197,17 +133,14 @@ impl BenchCluster {
     pub(crate) async fn prepare(&mut self, pid: u32) -> Result<PreparedSeed, BenchError> {
         let request = v1::PrepareRequest { pid, ..Default::default() };
         let sent = Instant::now();
-        let outcome = self.client.prepare(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        let answer = sent.elapsed();
-        let seed = outcome.map_err(request_failure(format_args!("process {pid}")))?.into_inner();
-        Ok(PreparedSeed { pause_us: seed.pause_us, node_us: seed.prepare_us, round_trip: answer, seed: seed.id })
+        let seed = self.client.prepare(request).await?;
+        let round_trip = sent.elapsed();
+        Ok(PreparedSeed { pause_us: seed.pause_us, node_us: seed.prepare_us, round_trip, seed: seed.id })
     }
 
     /// Drops a seed.
     pub(crate) async fn drop_seed(&mut self, seed: &str) -> Result<(), BenchError> {
-        let request = v1::DropRequest { seed: seed.to_owned(), force: true };
-        self.client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
-        Ok(())
+        Ok(self.client.drop_seed(seed).await?)
     }
 
     /// Starts one child, and waits until it has exited with status 0 or 1. A child with wrong pages exits with status 1; its
@@ -217,7 +150,7 @@ impl BenchCluster {
         seed: &str,
         place: ChildPlace,
         payload: &str,
-    ) -> Result<EndedChild, BenchError> {
+    ) -> Result<BenchChild, BenchError> {
         // `first` uses no working set, so no sample profits from the pages that earlier children touched.
         self.fork_with(seed, place, payload, ForkOptions { strategy: "first", ..ForkOptions::default() }).await
     }
@@ -229,10 +162,9 @@ impl BenchCluster {
         place: ChildPlace,
         payload: &str,
         wanted: ForkOptions<'_>,
-    ) -> Result<EndedChild, BenchError> {
+    ) -> Result<BenchChild, BenchError> {
         let child = self.request_child(seed, place, payload, wanted).await?;
-        let output = self.wait_output(&child.id).await?;
-        Ok(child.end(output))
+        Ok(BenchChild { output: self.wait_output(&child.id).await?, ..child })
     }
 
     /// As `fork_with`. Also returns the node's details of the child at its end.
@@ -242,12 +174,12 @@ impl BenchCluster {
         place: ChildPlace,
         payload: &str,
         wanted: ForkOptions<'_>,
-    ) -> Result<(EndedChild, v1::ChildDetail), BenchError> {
+    ) -> Result<(BenchChild, v1::ChildDetail), BenchError> {
         let child = self.request_child(seed, place, payload, wanted).await?;
         let output = self.read_output(&child.id).await?;
-        let detail = self.inspect_child(&child.id).await?;
-        self.remove(&child.id).await?;
-        Ok((child.end(output), detail))
+        let detail = self.client.inspect_child(&child.id).await?;
+        self.client.remove(&child.id).await?;
+        Ok((BenchChild { output, ..child }, detail))
     }
 
     /// Waits until the owner of a seed knows a working set whose size no longer changes. Returns after a time limit if
@@ -256,13 +188,7 @@ impl BenchCluster {
         let give_up = Instant::now() + WORKING_SET_LIMIT;
         let mut last = None;
         while Instant::now() < give_up {
-            let request = v1::InspectRequest { id: seed.to_owned() };
-            let answer = self
-                .client
-                .inspect(client::request_with_timeout(REQUEST_LIMIT, request))
-                .await
-                .map_err(request_failure(seed))?;
-            let Some(v1::inspect_response::Object::Seed(detail)) = answer.into_inner().object else { break };
+            let Some(v1::inspect_response::Object::Seed(detail)) = self.client.inspect(seed).await? else { break };
             if detail.working_set_bytes > 0 && last == Some(detail.working_set_bytes) {
                 break;
             }
@@ -272,23 +198,11 @@ impl BenchCluster {
         Ok(())
     }
 
-    async fn inspect_child(&mut self, child: &str) -> Result<v1::ChildDetail, BenchError> {
-        let request = v1::InspectRequest { id: child.to_owned() };
-        let inspected = self.client.inspect(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        Ok(match inspected.map_err(request_failure(child))?.into_inner().object {
-            Some(v1::inspect_response::Object::Child(detail)) => detail,
-            _ => v1::ChildDetail::default(),
-        })
-    }
-
     /// Starts a paused child that fetches all of its memory. Returns after the node's first progress report.
     pub(crate) async fn start_settling(&mut self, seed: &str, place: ChildPlace) -> Result<SettlingChild, BenchError> {
         let child =
             self.start_child(seed, place, "none", ForkOptions { paused: true, ..ForkOptions::default() }).await?;
-        let request = v1::SettleRequest { child: child.clone() };
-        let answer = self.client.settle(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        let mut progress = answer.map_err(request_failure(&child))?.into_inner();
-        progress.message().await.map_err(request_failure(&child))?;
+        let progress = self.client.settle(&child).await?;
         Ok(SettlingChild { child, progress })
     }
 
@@ -317,7 +231,7 @@ impl BenchCluster {
     /// Kills a child from [`Self::start_settling`]. Returns how many bytes of its memory were still missing.
     pub(crate) async fn end_settling(&mut self, streaming: SettlingChild) -> Result<u64, BenchError> {
         let SettlingChild { child, progress } = streaming;
-        let remote_bytes = self.inspect_child(&child).await?.memory.and_then(|memory| memory.remote_bytes);
+        let remote_bytes = self.client.inspect_child(&child).await?.memory.and_then(|memory| memory.remote_bytes);
         drop(progress);
         self.kill(&child).await?;
         Ok(remote_bytes.unwrap_or_default())
@@ -325,8 +239,7 @@ impl BenchCluster {
 
     /// Kills a child.
     pub(crate) async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
-        let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL, by_program: false };
-        self.client.kill(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child))?;
+        self.client.kill(child, SIGKILL).await?;
         // The child ends by a signal, which `wait_output` reports as a failure.
         let _ = self.wait_output(child).await;
         Ok(())
@@ -349,7 +262,7 @@ impl BenchCluster {
         place: ChildPlace,
         payload: &str,
         wanted: ForkOptions<'_>,
-    ) -> Result<StartedChild, BenchError> {
+    ) -> Result<BenchChild, BenchError> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let bind = wanted.bind.map(|(from, to)| v1::Bind { from: text(from), to: text(to) });
         let options = v1::ChildOptions {
@@ -368,22 +281,12 @@ impl BenchCluster {
             ..Default::default()
         };
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let outcomes = self.client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        let mut outcomes = outcomes.map_err(request_failure(seed))?.into_inner();
-        let outcome = outcomes.message().await.map_err(request_failure(seed))?.unwrap_or_default();
-        match outcome.result {
-            Some(Outcome::Child(child)) => Ok(StartedChild {
-                id: child.id,
-                sent_unix_ns: sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64,
-                round_trip: sent.elapsed(),
-                phases: outcome.phases,
-            }),
-            Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
-            None => Err(Failure::new(tonic::Code::Internal, seed, "the node reported no child").into()),
-        }
+        let (child, phases) = self.client.fork_one(request).await?;
+        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
+        Ok(BenchChild { id: child.id, sent_unix_ns, round_trip: sent.elapsed(), output: String::new(), phases })
     }
 
-    fn node(&self, place: ChildPlace) -> &LocalNode {
+    fn node(&self, place: ChildPlace) -> &ClusterNode {
         match place {
             ChildPlace::Own => &self.nodes()[0],
             ChildPlace::Other => &self.nodes()[1],
@@ -393,15 +296,13 @@ impl BenchCluster {
     /// The complete output of a child, which is then removed.
     async fn wait_output(&mut self, child: &str) -> Result<String, BenchError> {
         let output = self.read_output(child).await?;
-        self.remove(child).await?;
+        self.client.remove(child).await?;
         Ok(output)
     }
 
     /// The complete output of a child.
     async fn read_output(&mut self, child: &str) -> Result<String, BenchError> {
-        let request = v1::WaitRequest { children: vec![child.to_owned()], results: true };
-        let events = self.client.wait(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        let mut events = events.map_err(request_failure(child))?.into_inner();
+        let mut events = self.client.wait(vec![child.to_owned()]).await?;
         let mut output = Vec::new();
         while let Some(v1::WaitEvent { event, .. }) = events.message().await.map_err(request_failure(child))? {
             match event {
@@ -414,39 +315,6 @@ impl BenchCluster {
         }
         Ok(String::from_utf8_lossy(&output).into_owned())
     }
-
-    /// Removes an ended child from its node.
-    async fn remove(&mut self, child: &str) -> Result<(), BenchError> {
-        let request = v1::RemoveRequest { child: child.to_owned() };
-        self.client
-            .remove(client::request_with_timeout(REQUEST_LIMIT, request))
-            .await
-            .map_err(request_failure(child))?;
-        Ok(())
-    }
-}
-
-impl RunningNodes {
-    fn nodes(&self) -> &[LocalNode] {
-        self.local.as_ref().map_or(&[], |local| local.nodes())
-    }
-
-    fn stop(&mut self) -> Result<(), LocalError> {
-        self.local.take().map_or(Ok(()), |local| stop_nodes(local, &mut self.scratch))
-    }
-}
-
-impl Drop for RunningNodes {
-    fn drop(&mut self) {
-        if let Err(error) = self.stop() {
-            eprintln!("farfork: cannot remove all of the benchmark's nodes: {error}");
-        }
-    }
-}
-
-/// Stops nodes. If they cannot be removed completely, keeps the files that list the rest.
-pub(crate) fn stop_nodes(local: LocalCluster, scratch: &mut ScratchDirectory) -> Result<(), LocalError> {
-    local.down().inspect_err(|_| scratch.keep())
 }
 
 /// The arguments of a node for the options that have a value.
@@ -456,37 +324,12 @@ pub(crate) fn node_arguments(options: &[(&str, Option<u64>)]) -> Vec<String> {
 }
 
 /// Settles a child. Returns the time at which all of its memory was on its node.
-async fn settle_child(mut client: Client, child: &str) -> Result<Instant, BenchError> {
-    let request = v1::SettleRequest { child: child.to_owned() };
-    let answer = client.settle(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-    let mut progress = answer.map_err(request_failure(child))?.into_inner();
+async fn settle_child(mut client: NodeClient, child: &str) -> Result<Instant, BenchError> {
+    let mut progress = client.settle(child).await?;
     while let Some(told_now) = progress.message().await.map_err(request_failure(child))? {
         if told_now.is_settled {
             break;
         }
     }
     Ok(Instant::now())
-}
-
-/// Connects to a node. Returns once the node sees all nodes alive.
-async fn connect_when_all_alive(node: &LocalNode, all: usize) -> Result<Client, BenchError> {
-    let mut client = client::connect(&node.socket).await?;
-    let give_up = Instant::now() + DISCOVERY_LIMIT;
-    loop {
-        let answer = client.list_nodes(client::request_with_timeout(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
-        let nodes = answer.map_err(request_failure(&node.name))?.into_inner().nodes;
-        if nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == all {
-            return Ok(client);
-        }
-        if Instant::now() >= give_up {
-            let (seconds, run_dir) = (DISCOVERY_LIMIT.as_secs(), node.run_dir.clone());
-            return Err(BenchError::NodesNotConnected { seconds, run_dir });
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
-    }
-}
-
-/// Converts the status of a request about `object` into a [`Failure`].
-pub(crate) fn request_failure(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
-    move |status| Failure::from_status(object, &status)
 }

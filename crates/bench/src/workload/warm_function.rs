@@ -7,11 +7,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::functions::{FunctionOptions, FunctionParent, FunctionSource, function_failure};
-use super::micro::PAYLOAD_PATH;
-use super::parent::ParentProgram;
 use super::parent_root::ParentRoot;
-use crate::embedded_program::EmbeddedProgram;
+use super::{ParentProgram, start_parent};
 use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::program::EmbeddedProgram;
 
 /// The name of the C++ program in summaries.
 const STEPS: &str = "steps";
@@ -39,15 +39,9 @@ pub(crate) enum WarmWorkload {
 /// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct WarmParent {
-    program: WarmProgram,
-    expected: ExpectedValue,
-}
-
-/// The program of a parent.
-#[derive(Debug)]
-enum WarmProgram {
-    Steps(ParentProgram),
-    Function(Box<FunctionParent>),
+    pub(crate) program: ParentProgram,
+    /// How the values of the parent's children are checked.
+    pub(crate) expected: ExpectedValue,
 }
 
 /// How a child's value is checked.
@@ -76,55 +70,34 @@ impl WarmWorkload {
         }
     }
 
-    /// Writes the workload's files into a directory, and starts a parent, with a root of its own if `root` is given.
+    /// Writes the workload's files to a machine, and starts a parent there, with a root of its own if `root` is given.
     /// `options` are for functions.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
     pub(crate) fn start(
         &self,
-        directory: &Path,
+        machine: &dyn Machine,
         options: &FunctionOptions,
         root: Option<&ParentRoot>,
     ) -> Result<WarmParent, BenchError> {
         match self {
             Self::Steps { steps, mib } => {
-                let program = WARM_FUNCTION.install(directory)?;
-                let parent = ParentProgram::start_in(root, &WARM_FUNCTION, &program, *mib, PAYLOAD_PATH.as_ref())?;
-                Ok(WarmParent { program: WarmProgram::Steps(parent), expected: ExpectedValue::Steps(*steps) })
+                WARM_FUNCTION.install(machine)?;
+                let parent = start_parent(&WARM_FUNCTION, machine, *mib, root)?;
+                Ok(WarmParent { program: ParentProgram::Cpp(parent), expected: ExpectedValue::Steps(*steps) })
             }
             Self::Function { source, payload } => {
-                let parent = FunctionParent::start(source, options, directory, payload, root)?;
+                let parent = FunctionParent::start(source, options, machine, payload, root)?;
                 let expected =
                     ExpectedValue::Digest { function: source.to_string(), digest: parent.digest().cast_unsigned() };
-                Ok(WarmParent { program: WarmProgram::Function(Box::new(parent)), expected })
+                Ok(WarmParent { program: ParentProgram::Function(Box::new(parent)), expected })
             }
         }
     }
 }
 
 impl WarmParent {
-    /// The process id of the parent.
-    pub(crate) fn pid(&self) -> u32 {
-        match &self.program {
-            WarmProgram::Steps(parent) => parent.pid(),
-            WarmProgram::Function(parent) => parent.pid(),
-        }
-    }
-
-    /// How the values of the parent's children are checked.
-    pub(crate) fn expected(&self) -> &ExpectedValue {
-        &self.expected
-    }
-
-    /// The parent's function, if it has one.
-    pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
-        match &mut self.program {
-            WarmProgram::Steps(_) => None,
-            WarmProgram::Function(parent) => Some(parent),
-        }
-    }
-
     /// The payload of a child that connects to a socket, and first writes its index to the socket.
     pub(crate) fn payload(&self, index: usize, socket: &Path) -> String {
         match &self.expected {

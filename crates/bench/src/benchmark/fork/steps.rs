@@ -10,7 +10,7 @@ use super::{
 use crate::baseline::criu::{self, CriuMode};
 use crate::baseline::link_copy::{self, LinkCopy};
 use crate::error::BenchError;
-use crate::experiment::local_cluster::{EndedChild, ForkOptions};
+use crate::experiment::local_cluster::{BenchChild, ForkOptions};
 use crate::figure::{ChildPlace, Figure, IDLE, Pace};
 use crate::workload::micro::{ChildReport, PAYLOAD_STAMP, PAYLOAD_TOUCH, ns_to_ms};
 
@@ -113,7 +113,7 @@ impl ForkRun<'_> {
         fork_subject: &ForkSubject,
         place: ChildPlace,
         pace: Pace,
-    ) -> Result<EndedChild, BenchError> {
+    ) -> Result<BenchChild, BenchError> {
         let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;
         sleep_before(pace).await;
         let child = match self.plan.resume_case().has_zygotes() {
@@ -147,7 +147,7 @@ impl ForkRun<'_> {
         Ok(seed)
     }
 
-    fn add_resume(&mut self, case: &ForkCase, figure: Figure, child: &EndedChild) -> Result<(), BenchError> {
+    fn add_resume(&mut self, case: &ForkCase, figure: Figure, child: &BenchChild) -> Result<(), BenchError> {
         let report = ChildReport::parse(&child.output)?;
         self.samples.add(case, figure, ns_to_ms(report.first_unix_ns - child.sent_unix_ns))?;
         if figure == RESUME {
@@ -160,7 +160,7 @@ impl ForkRun<'_> {
     fn sample_floors(&mut self, fork_subject: &mut ForkSubject, mut quota: SampleQuota) -> Result<(), BenchError> {
         let case = |by| ForkCase::new(fork_subject.mib, by);
         let (copied, forked) = (case(ForkSystem::Link), case(ForkSystem::LocalFork));
-        let mut link = LinkCopy::open(&self.link, self.cluster.nodes(), fork_subject.mib)?;
+        let mut link = LinkCopy::open(self.cluster.nodes(), fork_subject.mib)?;
         link.copy_ms()?;
         while quota.take_another(Instant::now()) {
             self.samples.add(&copied, EXECUTION, link.copy_ms()?)?;
@@ -180,12 +180,9 @@ impl ForkRun<'_> {
         let mib = fork_subject.mib;
         let criu = match &mut fork_subject.criu {
             Some(criu) => criu,
-            none => {
-                let scratch = self.cluster.scratch();
-                none.insert(criu::CriuSubject::start(&self.micro, scratch, mib, self.plan.micro_options())?)
-            }
+            none => none.insert(criu::CriuSubject::start(self.cluster.machine(), mib, self.plan.micro_options())?),
         };
-        let cloned = criu.clone(mode).await?;
+        let cloned = criu.clone(self.cluster.machine(), mode).await?;
         let by = match mode {
             CriuMode::Eager => ForkSystem::CriuEager,
             CriuMode::Lazy => ForkSystem::CriuLazy,

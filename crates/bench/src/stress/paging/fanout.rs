@@ -2,15 +2,14 @@
 //! ready. Some children are killed immediately, and some have too low a memory limit. `round` judges their ends together
 //! with the ends of the seed's other children.
 
-use farfork_api::client;
 use farfork_api::failure::Failure;
-use farfork_api::v1::{self, fork_outcome::Result as Outcome};
+use farfork_api::v1;
 
-use super::cluster::{REQUEST_LIMIT, SIGKILL};
 use super::round::{SoakChild, SoakRound};
 use super::script::FanoutScript;
 use crate::error::BenchError;
-use crate::experiment::local_cluster::request_failure;
+use crate::experiment::node_client::{request_failure, started_child};
+use crate::experiment::nodes::SIGKILL;
 use crate::workload::memory_walk;
 
 impl SoakRound<'_> {
@@ -51,29 +50,23 @@ impl SoakRound<'_> {
             v1::ChildOptions { memory_bytes_max: fan.memory_mib.unwrap_or(0) << 20, ..v1::ChildOptions::default() };
         let request = v1::ForkRequest {
             seed: seed.to_owned(),
-            nodes: self.cluster.nodes().iter().map(|node| node.name.clone()).collect(),
+            nodes: self.nodes.nodes().iter().map(|node| node.name.clone()).collect(),
             count: u32::try_from(fan.count).unwrap_or(u32::MAX),
             payloads: payloads.map(String::into_bytes).collect(),
             options: Some(options),
             ..Default::default()
         };
-        let mut client = self.cluster.client(owner).await?;
-        let answer =
-            client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
-        let (mut stream, mut outcomes) = (answer.into_inner(), Vec::new());
+        let mut client = self.client(owner).await?;
+        let (mut stream, mut outcomes) = (client.fork(request).await?, Vec::new());
         while let Some(outcome) = stream.message().await.map_err(request_failure(seed))? {
-            outcomes.extend(outcome.result.map(|result| match result {
-                Outcome::Child(child) => Ok(child),
-                Outcome::Error(error) => Err(error.into()),
-            }));
+            outcomes.push(started_child(outcome.result, seed));
         }
         Ok(outcomes)
     }
 
     fn to_soak_child(&self, child: v1::Child, fan: &FanoutScript) -> Result<SoakChild, Failure> {
         let strange = || Failure::new(tonic::Code::Internal, &child.id, "its node is not part of this run");
-        let node = self.cluster.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
-        let (id, pid, is_limited) = (child.id, child.pid, fan.memory_mib.is_some());
-        Ok(SoakChild { id, node, pid, is_killed: false, runs_until_stop: false, has_memory_limit: is_limited })
+        let node = self.nodes.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
+        Ok(SoakChild { has_memory_limit: fan.memory_mib.is_some(), ..SoakChild::new(child, node) })
     }
 }

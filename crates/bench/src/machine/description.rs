@@ -10,7 +10,7 @@ use crate::error::BenchError;
 
 /// The properties of a machine that its figures depend on.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Machine {
+pub(crate) struct MachineDescription {
     kernel: String,
     processor: String,
     processors: usize,
@@ -45,11 +45,13 @@ fn processor_count() -> usize {
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-impl Machine {
+impl MachineDescription {
     /// This machine.
     pub(crate) fn detect() -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-        let processor = value_of_line("/proc/cpuinfo", "model name").unwrap_or_default();
+        let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let processor = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+        let processor = processor.trim_start_matches(['\t', ' ', ':']).trim().to_owned();
         Self { kernel, processor, processors: processor_count(), memory_mib: read_memory().total_bytes >> 20 }
     }
 
@@ -68,7 +70,7 @@ impl Machine {
 /// The machine of a run and its load.
 #[derive(Debug, Clone)]
 pub(crate) struct MachineState {
-    pub(crate) machine: Machine,
+    pub(crate) machine: MachineDescription,
     /// Load average over one minute; NaN if the kernel does not report it.
     pub(crate) load_average: f64,
 }
@@ -76,7 +78,9 @@ pub(crate) struct MachineState {
 impl MachineState {
     /// The current state of this machine.
     pub(crate) fn detect() -> Self {
-        Self { machine: Machine::detect(), load_average: load_average() }
+        let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load_average = text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN);
+        Self { machine: MachineDescription::detect(), load_average }
     }
 }
 
@@ -97,21 +101,9 @@ pub(crate) fn require_memory(mib: u64, needed_mib: u64, option: &'static str) ->
     Ok(())
 }
 
-/// Load average over one minute.
-fn load_average() -> f64 {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
-}
-
 /// Reads the total and the available memory; zeroes if the kernel does not report them.
 fn read_memory() -> SystemMemory {
     SystemMemory::read().unwrap_or(SystemMemory { total_bytes: 0, available_bytes: 0 })
-}
-
-fn value_of_line(path: &str, name: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    Some(line.trim_start_matches(['\t', ' ', ':']).trim().to_owned())
 }
 
 #[cfg(test)]
