@@ -4,8 +4,13 @@ use std::env;
 use std::error::Error;
 use std::path::PathBuf;
 
-const FILES: [&str; 4] =
-    ["farfork/v1/types.proto", "farfork/v1/node.proto", "farfork/v1/peer.proto", "farfork/v1/cluster.proto"];
+const FILES: [&str; 5] = [
+    "farfork/v1/types.proto",
+    "farfork/v1/volumes.proto",
+    "farfork/v1/node.proto",
+    "farfork/v1/peer.proto",
+    "farfork/v1/cluster.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     // Read at run time: work trees that share a target directory share this program, too.

@@ -22,6 +22,10 @@ pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Each can take as long as a prepare ([`PREPARE_TIMEOUT`]).
 pub const COMPARE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Maximum number of requests about volumes that a node serves at once; further ones wait. Each holds a thread, for an hour
+/// if it repairs a replica.
+pub const VOLUME_REQUESTS_MAX: usize = 64;
+
 /// Time limit for starting one child, without its time in the queue. It includes the copy of shared memory, which is made
 /// before the child runs.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);

@@ -76,7 +76,6 @@ pub enum RunDirError {
 /// RUN/lock             held by the daemon
 /// RUN/node.sock        the daemon's API
 /// RUN/program.sock     where programs request their own checkpoint
-/// RUN/volumes.sock     where `farfork volume` requests the locations of volumes
 /// RUN/fabric.sock      where processes of this host read the memory of the node's seeds
 /// RUN/members.json     the addresses of the nodes that the daemon knows
 /// RUN/pager.log        the pager's log
@@ -87,11 +86,6 @@ pub enum RunDirError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir {
     root: PathBuf,
-}
-
-/// Returns the path of the socket for `farfork volume`, which is next to the API socket `node_socket`.
-pub fn volume_socket_near(node_socket: &Path) -> PathBuf {
-    node_socket.with_file_name("volumes.sock")
 }
 
 /// The lock on a run directory. The daemon holds it while it runs; the kernel releases it when the daemon dies.
@@ -141,11 +135,6 @@ impl RunDir {
     /// The socket where programs request their own checkpoint.
     pub fn program_socket(&self) -> PathBuf {
         self.root.join("program.sock")
-    }
-
-    /// The socket where `farfork volume` requests the locations of volumes.
-    pub fn volume_socket(&self) -> PathBuf {
-        volume_socket_near(&self.socket())
     }
 
     /// The socket through which processes on this host read the memory of the node's seeds.

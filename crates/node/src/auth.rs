@@ -30,7 +30,8 @@ const CLUSTER_SERVICE: &str = "farfork.v1.Cluster";
 const PATH_BYTES_MAX: usize = 100;
 
 /// Methods that change nothing.
-const READ_ONLY_METHODS: [&str; 6] = ["ListSeeds", "ListChildren", "ListNodes", "Inspect", "Logs", "Wait"];
+const READ_ONLY_METHODS: [&str; 9] =
+    ["ListSeeds", "ListChildren", "ListNodes", "Inspect", "Logs", "Wait", "ListVolumes", "GetVolume", "ExportCatalog"];
 
 /// The caller of a request. `RequestAuthorizer` attaches it to each request.
 ///
@@ -39,7 +40,7 @@ const READ_ONLY_METHODS: [&str; 6] = ["ListSeeds", "ListChildren", "ListNodes", 
 /// | a process at the Unix socket, or any peer with `--insecure` | everything |
 /// | a node | everything |
 /// | a client | everything of the service for users, on any node |
-/// | a read-only client | lists, details, logs, results |
+/// | a read-only client | lists, details, logs, results, records of volumes |
 /// | any client | the roster |
 /// | a peer without a certificate | to join, with a token |
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,9 +192,12 @@ mod tests {
     #[test]
     fn each_role_may_call_its_methods() {
         let reads = READ_ONLY_METHODS.map(|method| (NODE_SERVICE, method));
-        let changes =
-            ["Prepare", "Fork", "Kill", "Drop", "Remove", "Pause", "Unpause", "Attach", "Check", "NotYetInvented"];
-        let changes = changes.map(|method| (NODE_SERVICE, method));
+        let changes = [
+            ["Prepare", "Fork", "Kill", "Drop", "Remove", "Pause", "Unpause", "Attach", "Check", "NotYetInvented"]
+                .as_slice(),
+            &["CreateVolume", "CheckVolume", "ReplaceReplica", "DropVolume", "ImportCatalog"],
+        ];
+        let changes: Vec<_> = changes.concat().into_iter().map(|method| (NODE_SERVICE, method)).collect();
         let nodes = ["Heartbeat", "Leave", "DescribeSeed", "StartChildren", "Tend", "WarmUp"]
             .map(|method| (PEER_SERVICE, method));
         let own = [(CLUSTER_SERVICE, "Renew"), (CLUSTER_SERVICE, "Rotate"), ("unknown", "Service"), ("", "")];

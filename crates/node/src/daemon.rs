@@ -45,7 +45,7 @@ use crate::seeds::{self, EXPIRY_INTERVAL, SeedRegistry};
 use crate::service;
 use crate::stall_watchdog;
 use crate::trust::{self, EnrollmentError, Security};
-use crate::volumes::{VolumeService, VolumeServiceConfig};
+use crate::volumes::{OffloadRequests, VolumeService, VolumeServiceConfig};
 
 /// Interval between checks whether the daemon is idle.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -220,7 +220,6 @@ impl RunningDaemon {
         // From here on, connections fail at once.
         let _ = fs::remove_file(self.run_dir.socket());
         let _ = fs::remove_file(self.run_dir.program_socket());
-        let _ = fs::remove_file(self.run_dir.volume_socket());
         let _ = fs::remove_file(self.run_dir.fabric_socket());
         MemberFile::remove(&self.run_dir);
     }
@@ -285,7 +284,7 @@ fn assemble_node(
     pager: &Arc<PagerLink>,
 ) -> Result<RunningDaemon, DaemonError> {
     let NodeFoundation { run_dir, lock, containers, leftovers } = foundation;
-    let volumes = start_volumes(&options, &security, &run_dir)?;
+    let (volumes, offload) = start_volumes(&options, &security)?;
     let zygote_limits = ZygoteLimits { count_max: options.zygotes_max, idle_max: options.zygote_idle_max };
     let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
     let child_budget = ChildBudget::new(options.child_memory_bytes_max);
@@ -316,22 +315,20 @@ fn assemble_node(
     let children = adopt_children(&run_dir, pager, leftovers)?;
     let peers = Arc::new(Peers::new(me, security));
     let seeds = SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images);
-    let volume_store = options.volumes.store;
-    let node = Node::new(peers, seeds, children, child_budget, engine, pager.clone(), volume_store);
+    let node = Node::new(peers, seeds, children, child_budget, engine, pager.clone(), offload);
     let node = Arc::new(node);
     Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
 }
 
-/// Starts the service that answers requests about the node's volumes, and runs the volumes' processes.
-fn start_volumes(options: &Options, security: &Security, run_dir: &RunDir) -> Result<VolumeService, DaemonError> {
-    let listener = bind_private_socket(&run_dir.volume_socket())?;
+/// Starts the service that runs the processes of the node's volumes.
+fn start_volumes(options: &Options, security: &Security) -> Result<(VolumeService, OffloadRequests), DaemonError> {
     let config = VolumeServiceConfig {
         node: options.name.clone(),
         options: options.volumes.clone(),
         listen: options.listen.ip(),
         credentials: security.credentials().cloned(),
     };
-    VolumeService::start(config, listener).map_err(DaemonError::system("supervise the processes of volumes"))
+    VolumeService::start(config).map_err(DaemonError::system("supervise the processes of volumes"))
 }
 
 fn bind_metrics(address: SocketAddr) -> Result<TcpListener, DaemonError> {

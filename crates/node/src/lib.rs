@@ -38,7 +38,7 @@ mod service;
 mod speculation;
 mod stall_watchdog;
 mod trust;
-pub mod volumes;
+mod volumes;
 
 pub use network::EgressDestination;
 pub use trust::{EnrollmentError, join_cluster};

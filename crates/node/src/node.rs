@@ -1,7 +1,6 @@
 //! The state of a node, shared by its requests and background tasks.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,6 +24,7 @@ use crate::peers::{Peers, unreachable_step};
 use crate::pending_starts::PendingStarts;
 use crate::seeds::SeedRegistry;
 use crate::speculation::ForkHistory;
+use crate::volumes::OffloadRequests;
 
 /// The state of a node.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ pub(crate) struct Node {
     pub(crate) pending_starts: Arc<PendingStarts>,
     pub(crate) fork_history: ForkHistory,
     pub(crate) attended: AttendedBatches,
-    /// Directory of the node's replicas of volumes.
-    pub(crate) volume_store: PathBuf,
+    /// Requests to the offload process of the node's volumes.
+    pub(crate) offload: OffloadRequests,
     /// Whether the node is stopping. Then the end of a connection does not mean that the peer has disconnected.
     is_stopping: AtomicBool,
     /// Handle with which threads outside the runtime spawn tasks.
@@ -60,7 +60,7 @@ impl Node {
         child_budget: ChildBudget,
         engine: Engine,
         pager: Arc<PagerLink>,
-        volume_store: PathBuf,
+        offload: OffloadRequests,
     ) -> Self {
         let (starting, starts) = (Arc::new(Semaphore::new(CONCURRENT_STARTS_MAX)), Arc::default());
         let (name, metrics) = (peers.local_name(), Metrics::new());
@@ -78,7 +78,7 @@ impl Node {
             pending_starts: starts,
             fork_history,
             attended: AttendedBatches::default(),
-            volume_store,
+            offload,
             is_stopping: AtomicBool::new(false),
             runtime,
         }

@@ -10,7 +10,7 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("by_commands_that_make_requests", clients),
-    Test::shared("by_commands_of_volumes", volumes),
+    Test::shared("by_the_command_that_mounts_a_volume", mount),
     Test::shared("by_commands_of_the_trust_directory", trust_commands),
     Test::shared("by_commands_that_start_and_stop", local_commands),
     Test::shared("in_every_command", every_command),
@@ -93,19 +93,17 @@ const CLIENTS: &[TestedCommand] = &[
     TestedCommand::new("core", &["x", "-o", "/dev/null"]),
     TestedCommand::new("rm", &["x"]),
     TestedCommand::new("drop", &["x"]),
-];
-
-/// Commands that make requests to the offload process of a node of this machine.
-const VOLUMES: &[TestedCommand] = &[
     TestedCommand::new("volume create", &["x", "--replicas", "n1"]),
     TestedCommand::new("volume ls", &[]),
     TestedCommand::new("volume status", &["x"]),
     TestedCommand::new("volume check", &["x"]),
-    TestedCommand::new("volume mount", &["x", "/mnt"]),
     TestedCommand::new("volume replace", &["x", "n1", "n2"]),
     TestedCommand::new("volume drop", &["x"]),
     TestedCommand::new("volume export-catalog", &["/dev/null/x"]),
 ];
+
+/// The command that mounts a volume of a node of this machine.
+const MOUNT: TestedCommand = TestedCommand::new("volume mount", &["x", "/mnt"]);
 
 /// Commands that read or change a trust directory.
 const TRUST_COMMANDS: &[TestedCommand] = &[
@@ -126,7 +124,7 @@ const LOCAL_COMMANDS: &[(TestedCommand, &[&str])] = &[
     (TestedCommand::new("cluster init", &[]), &["--node", "--trust"]),
     (TestedCommand::new("cluster rotate", &[]), &["--socket", "--run-dir", "--node"]),
     (TestedCommand::new("volume umount", &["/"]), &[]),
-    (TestedCommand::new("volume import-catalog", &["/dev/null"]), &["--socket", "--run-dir", "--node"]),
+    (TestedCommand::new("volume import-catalog", &["/dev/null"]), &["--socket", "--run-dir", "--node", "--trust"]),
     (TestedCommand::new("demo", &[]), &[]),
     (TestedCommand::new("demo agent", &[]), &[]),
     (TestedCommand::new("bench", &[]), &[]),
@@ -160,13 +158,10 @@ fn clients(cluster: &Cluster) {
     assert_eq!(own["name"], cluster.name(0), "--run-dir must take precedence over FARFORK_SOCKET");
 }
 
-fn volumes(cluster: &Cluster) {
-    let scratch = scratch::directory();
-    for command in VOLUMES {
-        command.require_socket_options(cluster, &scratch);
-        command.require_failure(cluster, &["--node", ADDRESS], &format!("--node {ADDRESS}"));
-        command.require_refusal(cluster, "--trust");
-    }
+fn mount(cluster: &Cluster) {
+    MOUNT.require_socket_options(cluster, &scratch::directory());
+    MOUNT.require_failure(cluster, &["--node", ADDRESS], &format!("--node {ADDRESS}"));
+    MOUNT.require_refusal(cluster, "--trust");
 }
 
 fn trust_commands(cluster: &Cluster) {
@@ -216,7 +211,7 @@ fn every_command(cluster: &Cluster) {
     let is_of_bench_program = |command: &&str| command.starts_with("bench-") || command.starts_with("stress-");
     let commands = commands.filter(|command| !is_of_bench_program(command));
     let commands = commands.filter(|command| !["cluster", "volume"].contains(command));
-    let tables = [CLIENTS, VOLUMES, TRUST_COMMANDS].concat();
+    let tables = [CLIENTS, &[MOUNT], TRUST_COMMANDS].concat();
     let listed = tables.iter().chain(LOCAL_COMMANDS.iter().map(|(command, _)| command));
     let listed: BTreeSet<String> = listed.map(|command| command.name.replace(' ', "-")).collect();
     assert!(is_group("farfork-cluster") && is_group("farfork-volume"), "{names:?}");

@@ -77,6 +77,7 @@ mod volume_copy_methods;
 mod volume_files_are_forked;
 mod volume_priority;
 mod volumes_agree_in_etcd;
+mod volumes_are_managed_from_any_node;
 mod volumes_are_replicated;
 mod volumes_are_unmounted_by_force;
 mod volumes_outlive_lost_files;
@@ -118,6 +119,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("volumes_are_copied_by_each_method", volume_copy_methods::TESTS),
     ("volumes_are_compressed", volume_compression::TESTS),
     ("volumes_replicate_at_idle_priority", volume_priority::TESTS),
+    ("volumes_are_managed_from_any_node", volumes_are_managed_from_any_node::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
     ("volumes_are_unmounted_by_force", volumes_are_unmounted_by_force::TESTS),
     ("volumes_agree_in_etcd", volumes_agree_in_etcd::TESTS),

@@ -31,18 +31,10 @@ fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> CommandOutput
     wait::wait_with_output(command.spawn().expect("ip(8) can be started"), &arguments.join(" "), LIMIT)
 }
 
-/// Runs the binary in the second node's network, with a request to the first node.
-fn remote(cluster: &Cluster, trust: &Path, arguments: &[&str]) -> CommandOutput {
-    let address = address(cluster, 0);
-    let trust = trust.to_str().expect("text");
-    farfork(cluster, 1, &[&["--node", &address, "--trust", trust], arguments].concat())
-}
-
-fn address(cluster: &Cluster, index: usize) -> String {
-    let nodes = cluster.first().json(&["nodes"]);
-    let nodes = nodes["nodes"].as_array().expect("nodes").iter();
-    let node = nodes.clone().find(|node| node["name"] == cluster.name(index)).expect("the node is a member");
-    node["address"].as_str().expect("text").to_owned()
+/// Runs the binary in the network of the first or second node, with a request to another node.
+pub(crate) fn remote(cluster: &Cluster, node: usize, trust: &Path, arguments: &[&str]) -> CommandOutput {
+    let (address, trust) = (cluster.address(node).to_string(), trust.to_str().expect("text"));
+    farfork(cluster, usize::from(node == 0), &[&["--node", &address, "--trust", trust], arguments].concat())
 }
 
 /// The trust directory of a node.
@@ -56,7 +48,8 @@ fn manage(cluster: &Cluster, index: usize, arguments: &[&str]) -> Value {
     cluster.node(index).json(&[&["cluster"], arguments, &["--trust", directory.to_str().expect("text")]].concat())
 }
 
-fn issue(cluster: &Cluster, scratch: &TestDirectory, role: &str) -> PathBuf {
+/// Issues a certificate of a role. Returns its trust directory.
+pub(crate) fn issue(cluster: &Cluster, scratch: &TestDirectory, role: &str) -> PathBuf {
     let into = scratch.path().join(role);
     manage(cluster, 0, &["issue", "somebody", "--role", role, "--out", into.to_str().expect("text")]);
     into
@@ -68,19 +61,19 @@ fn roles() {
     let seed = Seed::prepare(cluster.first(), &parent);
     let (client, reader) = (issue(&cluster, &scratch, "client"), issue(&cluster, &scratch, "read-only"));
     for trust in [&client, &reader] {
-        let listed = remote(&cluster, trust, &["seeds"]);
+        let listed = remote(&cluster, 0, trust, &["seeds"]);
         assert!(listed.status.success() && listed.stdout.contains(seed.id()), "{}{}", listed.stdout, listed.stderr);
     }
-    let refused = remote(&cluster, &reader, &["drop", seed.id()]);
+    let refused = remote(&cluster, 0, &reader, &["drop", seed.id()]);
     assert!(!refused.status.success() && refused.stderr.contains("client is required"), "{}", refused.stderr);
     // A member of another cluster is not a member of this cluster.
     let other = Cluster::start(1);
-    let refused = remote(&cluster, &trust(&other, 0), &["seeds"]);
+    let refused = remote(&cluster, 0, &trust(&other, 0), &["seeds"]);
     assert!(!refused.status.success() && refused.stderr.contains("not signed by an authority"), "{}", refused.stderr);
-    let nobody = remote(&cluster, &scratch.path().join("nothing"), &["seeds"]);
+    let nobody = remote(&cluster, 0, &scratch.path().join("nothing"), &["seeds"]);
     let names_option = nobody.stderr.contains("no identity at") && nobody.stderr.contains("with --trust");
     assert!(names_option, "{}", nobody.stderr);
-    let dropped = remote(&cluster, &client, &["drop", seed.id()]);
+    let dropped = remote(&cluster, 0, &client, &["drop", seed.id()]);
     assert!(dropped.status.success(), "{}", dropped.stderr);
     assert_eq!(other.stop(), Vec::<String>::new());
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -89,11 +82,11 @@ fn roles() {
 fn revoked() {
     let (cluster, scratch) = (Cluster::start(2), scratch::directory());
     let client = issue(&cluster, &scratch, "client");
-    assert!(remote(&cluster, &client, &["nodes"]).status.success());
+    assert!(remote(&cluster, 0, &client, &["nodes"]).status.success());
     manage(&cluster, 0, &["revoke", "somebody", "--role", "client"]);
     let give_up = Instant::now() + SOON;
     let refused = loop {
-        let ended = remote(&cluster, &client, &["nodes"]);
+        let ended = remote(&cluster, 0, &client, &["nodes"]);
         if !ended.status.success() {
             break ended;
         }

@@ -1,16 +1,22 @@
-//! The catalog is in an etcd next to the nodes. It is saved, and written into an empty etcd.
+//! The catalog is in an etcd next to the nodes. It is saved, and written into an empty etcd. An etcd that does not answer, and
+//! a damaged record, are reported with the next step.
 
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use farfork_sys::pidfd;
 use serde_json::json;
 
 use crate::harness::{Cluster, scratch, wait};
 use crate::test::Test;
 use crate::volumes_are_replicated::{VolumeMount, write_synced};
 
-pub(crate) const TESTS: &[Test] = &[Test::alone("an_etcd_that_is_gone_is_replaced", replaced_etcd).long()];
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("an_etcd_that_is_gone_is_replaced", replaced_etcd).long(),
+    Test::alone("a_silent_etcd_is_reported_with_the_next_step", silent_etcd).long(),
+    Test::alone("a_damaged_record_is_listed_and_restored", damaged_record).long(),
+];
 
 /// Longest wait until nodes have returned.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
@@ -48,11 +54,102 @@ fn replaced_etcd() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
+fn silent_etcd() {
+    const SIGSTOP: i32 = 19;
+    const SIGCONT: i32 = 18;
+    let (cluster, directory) = (Cluster::start_with_etcd(1), scratch::directory());
+    cluster.first().json(&["volume", "create", "data", "--replicas", "n1"]);
+    signal_etcd(&cluster, SIGSTOP);
+    let fails_with = |parts: &[&str]| {
+        let ended = cluster.first().run(&["volume", "ls"]);
+        (!ended.status.success() && parts.iter().all(|part| ended.stderr.contains(part))).then_some(())
+    };
+    let reason = ["the volumes", "cannot read the catalog etcd://", "no member has answered", "etcdctl --endpoints"];
+    wait::wait_until("`volume ls` says why the catalog cannot be read", SETTLE_LIMIT, || fails_with(&reason));
+    // The record that the node has read last is exported.
+    let file = directory.path().join("catalog.json");
+    let exported = cluster.first().json(&["volume", "export-catalog", file.to_str().expect("a path of the test")]);
+    assert!(exported["catalog_failure"].as_str().is_some_and(|failure| failure.contains("no member has answered")));
+
+    cluster.stop_daemon(0);
+    cluster.restart_daemon(0);
+    let reason = [&reason[..], &["node n1 serves no volumes", "the node tries again"]].concat();
+    wait::wait_until("a node that was started without etcd says so", SETTLE_LIMIT, || fails_with(&reason));
+    signal_etcd(&cluster, SIGCONT);
+    wait::wait_until("the node serves volumes again by itself", SETTLE_LIMIT, || {
+        let ended = cluster.first().run(&["volume", "ls"]);
+        (ended.status.success() && ended.stdout.contains("data")).then_some(())
+    });
+    cluster.first().json(&["volume", "drop", "data"]);
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+fn damaged_record() {
+    let (cluster, directory) = (Cluster::start_with_etcd(2), scratch::directory());
+    for volume in ["data", "other"] {
+        cluster.first().json(&["volume", "create", volume, "--replicas", "n1,n2"]);
+    }
+    let file = directory.path().join("catalog.json");
+    let file = file.to_str().expect("a path of the test");
+    cluster.first().json(&["volume", "export-catalog", file]);
+    run_etcdctl(&cluster, &["put", "/farfork/volumes/data", "{\"format\": 1}"]);
+
+    let listed = cluster.node(1).json(&["volume", "ls"]);
+    let [damaged, other] = [&listed["volumes"][0], &listed["volumes"][1]];
+    assert_eq!((&damaged["volume"], &damaged["state"]), (&json!("data"), &json!("damaged")), "{listed}");
+    assert_eq!((&other["volume"], &other["state"], &other["damage"]), (&json!("other"), &json!("ready"), &json!(null)));
+    assert!(damaged["damage"]["revision"].as_u64() > Some(0), "{damaged}");
+    let reason = damaged["damage"]["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("/farfork/volumes/data"), "{damaged}");
+    let table = cluster.first().run(&["volume", "ls"]).stdout;
+    assert!(table.contains("damaged") && table.contains("farfork volume import-catalog FILE data"), "{table}");
+
+    let import = ["volume", "import-catalog", file];
+    cluster.first().run_failing(&import).require_mentions(&[
+        "record of volume data",
+        "damaged",
+        "import-catalog FILE data",
+    ]);
+    let unknown = cluster.first().run_failing(&[import.as_slice(), &["none"]].concat());
+    unknown.require_mentions(&["no record of volume none", "data, other"]);
+    let restored = cluster.first().json(&[import.as_slice(), &["data"]].concat());
+    assert_eq!(restored, json!({ "written": ["data"], "present": [] }));
+    let mount = VolumeMount::new(&cluster, 1, "data", directory.path());
+    write_synced(&mount.path("file"), b"acknowledged");
+    mount.end();
+    for volume in ["data", "other"] {
+        cluster.first().json(&["volume", "drop", volume]);
+    }
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// Sends a signal to all members of the etcd.
+fn signal_etcd(cluster: &Cluster, signal: i32) {
+    let cluster_dir = cluster.run_dir(0).parent().expect("a directory for each node").join("etcd");
+    let cluster_dir = cluster_dir.to_str().expect("a path of the test").to_owned();
+    let is_member = |pid: &i32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains("--data-dir") && line.contains(&cluster_dir)
+    };
+    let entries = fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let members: Vec<i32> = pids.filter(is_member).collect();
+    assert_eq!(members.len(), 3, "{cluster_dir}");
+    for pid in members {
+        let member = pidfd::open(pid).expect("the member lives");
+        pidfd::send_signal(&member, signal).expect("the member lives");
+    }
+}
+
 /// Makes the etcd as empty as a new one.
 fn delete_all_keys(cluster: &Cluster) {
+    run_etcdctl(cluster, &["del", "--prefix", "/"]);
+}
+
+fn run_etcdctl(cluster: &Cluster, arguments: &[&str]) {
     let endpoint = format!("--endpoints={}:2379", cluster.ip(0));
     let mut command = Command::new("ip");
-    command.args(["netns", "exec", &cluster.netns(0), "etcdctl", &endpoint, "del", "--prefix", "/"]);
+    command.args(["netns", "exec", &cluster.netns(0), "etcdctl", &endpoint]).args(arguments);
     let output = command.env("ETCDCTL_API", "3").output().expect("iproute2 is installed");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

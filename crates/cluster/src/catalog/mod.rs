@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use etcd::EtcdCatalog;
 pub use file::FileCatalog;
 pub use location::{CatalogLocation, EtcdLocation};
-pub use transfer::{ImportError, ImportSummary, import_volumes};
+pub use transfer::{DamagedRecordPolicy, ImportError, ImportSummary, import_volumes};
 
 /// Maximum length of a volume's name, in bytes.
 pub const VOLUME_NAME_BYTES_MAX: usize = 48;
@@ -37,7 +37,16 @@ pub struct CatalogContents {
     pub nodes: BTreeMap<NodeName, VolumeNode>,
     /// The volumes whose records cannot be read, with the reasons. Someone has edited them, or a later build has written them.
     #[serde(skip)]
-    pub damaged: BTreeMap<VolumeName, String>,
+    pub damaged: BTreeMap<VolumeName, DamagedRecord>,
+}
+
+/// A record that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedRecord {
+    /// The revision in the store. A record with this revision may replace the damaged one.
+    pub revision: u64,
+    /// The place of the record, and why it cannot be read.
+    pub reason: String,
 }
 
 impl CatalogContents {
@@ -52,7 +61,7 @@ impl CatalogContents {
     /// `Damaged` if its record cannot be read.
     pub fn volume(&self, name: &VolumeName) -> Result<Option<&VolumeRecord>, CatalogError> {
         match self.damaged.get(name) {
-            Some(reason) => Err(CatalogError::Damaged { volume: name.clone(), reason: reason.clone() }),
+            Some(record) => Err(CatalogError::Damaged { volume: name.clone(), reason: record.reason.clone() }),
             None => Ok(self.volumes.get(name)),
         }
     }
@@ -308,7 +317,8 @@ pub enum CatalogError {
     },
     /// The record of one volume cannot be read. Other volumes are not affected.
     #[error(
-        "the record of volume {volume} in the catalog is damaged: {reason}; restore the record, or delete it to give up the volume"
+        "the record of volume {volume} in the catalog is damaged: {reason}; restore it with `farfork volume import-catalog FILE \
+         {volume}`, or delete it to give up the volume"
     )]
     Damaged {
         /// The volume.

@@ -5,6 +5,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeRecord, VolumeState, record_damage};
 
+/// What an import does with a record in the catalog that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DamagedRecordPolicy {
+    /// Refuse the import.
+    Refuse,
+    /// Replace the record.
+    Replace,
+}
+
 /// The result of an import for each volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportSummary {
@@ -50,13 +59,21 @@ pub enum ImportError {
 ///
 /// # Errors
 /// As [`ImportError`]. `Conflict` if a node has changed a record meanwhile: repeat the import.
-pub fn import_volumes(catalog: &dyn Catalog, imported: &CatalogContents) -> Result<ImportSummary, ImportError> {
+pub fn import_volumes(
+    catalog: &dyn Catalog,
+    imported: &CatalogContents,
+    policy: DamagedRecordPolicy,
+) -> Result<ImportSummary, ImportError> {
     let present = catalog.read()?;
     let mut summary = ImportSummary::default();
     let mut writes = Vec::new();
     for (name, record) in &imported.volumes {
         if let Some(reason) = record_damage(record) {
             return Err(ImportError::Invalid { name: name.clone(), reason });
+        }
+        if let (Some(damaged), DamagedRecordPolicy::Replace) = (present.damaged.get(name), policy) {
+            writes.push((name, VolumeRecord { revision: damaged.revision, ..record.clone() }));
+            continue;
         }
         let revision = match present.volume(name)? {
             None => 0,
@@ -118,21 +135,28 @@ mod tests {
         FileCatalog::create(&file, &contents(old.clone())).unwrap();
         assert!(FileCatalog::create(&file, &contents(old.clone())).is_err(), "an existing file");
         let read = FileCatalog::new(&file).read().unwrap();
-        assert_eq!(import_volumes(&catalog, &read).unwrap().written, std::slice::from_ref(&name));
-        assert_eq!(import_volumes(&catalog, &read).unwrap().present, std::slice::from_ref(&name));
+        assert_eq!(
+            import_volumes(&catalog, &read, DamagedRecordPolicy::Refuse).unwrap().written,
+            std::slice::from_ref(&name)
+        );
+        assert_eq!(
+            import_volumes(&catalog, &read, DamagedRecordPolicy::Refuse).unwrap().present,
+            std::slice::from_ref(&name)
+        );
 
         let raise = |record: &mut VolumeRecord| {
             record.epoch += 1;
             true
         };
         update_volume(&catalog, &name, raise).unwrap();
-        let refuse = |record: VolumeRecord| import_volumes(&catalog, &contents(record)).unwrap_err().to_string();
+        let import = |record| import_volumes(&catalog, &contents(record), DamagedRecordPolicy::Replace);
+        let refuse = |record: VolumeRecord| import(record).unwrap_err().to_string();
         let error = refuse(old.clone());
         assert!(error.contains("volume data") && error.contains("epoch 5"), "{error}");
         assert!(refuse(VolumeRecord { id: 1, ..old.clone() }).contains("another volume data"));
         assert!(refuse(VolumeRecord { epoch: 9, chain: Vec::new(), ..old.clone() }).contains("volume data"));
         assert_eq!(catalog.read().unwrap().volumes[&name].epoch, 5);
-        import_volumes(&catalog, &contents(VolumeRecord { epoch: 6, ..old })).unwrap();
+        import(VolumeRecord { epoch: 6, ..old }).unwrap();
         assert_eq!(catalog.read().unwrap().volumes[&name].epoch, 6);
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct VolumeCollector(pub(super) Weak<Node>);
 impl Collector for VolumeCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(node) = self.0.upgrade() else { return Ok(()) };
-        let volumes = list_volumes(&node.volume_store);
+        let volumes = list_volumes(node.offload.store());
         if volumes.is_empty() {
             return Ok(());
         }
@@ -110,14 +110,15 @@ fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
     let deadline = Instant::now() + SCRAPE_LIMIT;
     let ask = |request: &ControlRequest| {
         let remaining = deadline.saturating_duration_since(Instant::now());
-        let is_late = remaining.is_zero();
-        match (!is_late).then(|| send_control_request_within(store, request, remaining)) {
-            Some(Ok(ControlAnswer::Volumes(volumes))) => volumes,
-            // The offload process runs only if there are volumes. Missing values appear as a gap.
-            _ => Vec::new(),
-        }
+        (!remaining.is_zero()).then(|| send_control_request_within(store, request, remaining).ok()).flatten()
     };
-    ask(&ControlRequest::List).iter().flat_map(|volume| ask(&ControlRequest::Status(volume.name.clone()))).collect()
+    // The offload process runs only if there are volumes. Missing values appear as a gap.
+    let Some(ControlAnswer::Volumes(list)) = ask(&ControlRequest::List) else { return Vec::new() };
+    let statuses = list.volumes.into_keys().map(|name| match ask(&ControlRequest::Status(name)) {
+        Some(ControlAnswer::Status(status)) => Some(*status),
+        _ => None,
+    });
+    statuses.flatten().collect()
 }
 
 fn encode_replicas(

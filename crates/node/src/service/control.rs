@@ -8,7 +8,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    attach, caller_disconnect, children, compare, core_dump, fork, inspect, prewarm, seeds, settle, stream, wait,
+    attach, caller_disconnect, children, compare, core_dump, fork, inspect, prewarm, seeds, settle, stream, volumes,
+    wait,
 };
 use crate::auth::Caller;
 use crate::node::Node;
@@ -28,6 +29,7 @@ impl v1::node_server::Node for ControlService {
     type LogsStream = ResponseStream<v1::LogChunk>;
     type CoreStream = ResponseStream<v1::CoreEvent>;
     type SettleStream = ResponseStream<v1::SettleProgress>;
+    type CheckVolumeStream = ResponseStream<v1::CheckVolumeEvent>;
 
     async fn check(&self, request: Request<v1::CheckRequest>) -> UnaryResult<v1::CheckResponse> {
         Ok(Response::new(seeds::check(&self.0, request.into_inner()).await?))
@@ -119,5 +121,48 @@ impl v1::node_server::Node for ControlService {
 
     async fn compare(&self, request: Request<v1::CompareRequest>) -> UnaryResult<v1::CompareResponse> {
         Ok(Response::new(compare::compare(&self.0, request.into_inner()).await?))
+    }
+
+    async fn create_volume(&self, request: Request<v1::CreateVolumeRequest>) -> UnaryResult<v1::CreateVolumeResponse> {
+        Ok(Response::new(volumes::create(&self.0, request.into_inner()).await?))
+    }
+
+    async fn list_volumes(&self, _: Request<v1::ListVolumesRequest>) -> UnaryResult<v1::ListVolumesResponse> {
+        Ok(Response::new(volumes::list(&self.0).await?))
+    }
+
+    async fn get_volume(&self, request: Request<v1::GetVolumeRequest>) -> UnaryResult<v1::VolumeStatus> {
+        Ok(Response::new(volumes::get(&self.0, request.into_inner()).await?))
+    }
+
+    async fn check_volume(&self, request: Request<v1::CheckVolumeRequest>) -> UnaryResult<Self::CheckVolumeStream> {
+        Ok(Response::new(volumes::check(&self.0, request.into_inner())?))
+    }
+
+    async fn replace_replica(
+        &self,
+        request: Request<v1::ReplaceReplicaRequest>,
+    ) -> UnaryResult<v1::ReplaceReplicaResponse> {
+        Ok(Response::new(volumes::replace(&self.0, request.into_inner()).await?))
+    }
+
+    async fn drop_volume(&self, request: Request<v1::DropVolumeRequest>) -> UnaryResult<v1::DropVolumeResponse> {
+        Ok(Response::new(volumes::drop_volume(&self.0, request.into_inner()).await?))
+    }
+
+    async fn export_catalog(&self, _: Request<v1::ExportCatalogRequest>) -> UnaryResult<v1::ExportCatalogResponse> {
+        Ok(Response::new(volumes::export_catalog(&self.0).await?))
+    }
+
+    async fn import_catalog(
+        &self,
+        request: Request<v1::ImportCatalogRequest>,
+    ) -> UnaryResult<v1::ImportCatalogResponse> {
+        Ok(Response::new(volumes::import_catalog(&self.0, request.into_inner()).await?))
+    }
+
+    async fn locate_volumes(&self, request: Request<v1::LocateVolumesRequest>) -> UnaryResult<v1::VolumeLocation> {
+        let caller = request.extensions().get::<Caller>();
+        Ok(Response::new(volumes::locate(&self.0, caller).await?))
     }
 }

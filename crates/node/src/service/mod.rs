@@ -21,6 +21,8 @@ mod settle;
 mod speculative_prewarm;
 mod start;
 mod stream;
+mod volume_messages;
+mod volumes;
 mod wait;
 mod zygote;
 

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::VolumeState;
+use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
 use fuser::{Config, Session, SessionACL};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::channel::MessageChannel;
-use super::control::{ControlAnswer, ControlRequest, VolumeStatus, send_control_request_within};
+use super::control::{ControlAnswer, ControlRequest, send_control_request_within};
 use super::message::{AttachedClient, ClientMessage, OffloadMessage};
 use super::mount_holder::MountHolder;
 use super::store::VolumeStore;
@@ -286,9 +286,9 @@ fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, Client
 pub(super) fn locked_reason(store: &VolumeStore, volume: &str) -> ClientRunError {
     let listed = send_control_request_within(store.path(), &ControlRequest::List, LIST_TIMEOUT);
     let is_dropping =
-        |status: &VolumeStatus| status.name.as_str() == volume && status.record.state == VolumeState::Dropping;
+        |(name, record): (&VolumeName, &VolumeRecord)| name.as_str() == volume && record.state == VolumeState::Dropping;
     match listed {
-        Ok(ControlAnswer::Volumes(volumes)) if volumes.iter().any(is_dropping) => {
+        Ok(ControlAnswer::Volumes(list)) if list.volumes.iter().any(is_dropping) => {
             ClientRunError::Refused(format!("volume {volume} is being dropped"))
         }
         _ => ClientRunError::IsMounted(MountHolder::find(store, volume)),

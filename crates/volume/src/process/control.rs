@@ -1,13 +1,15 @@
 //! Commands to the offload process of a node, from `farfork volume`: create, list, describe, check and drop volumes, and
 //! replace replicas.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use farfork_cluster::catalog::{CatalogContents, ImportSummary, VolumeName, VolumeRecord};
+use farfork_cluster::catalog::{
+    CatalogContents, DamagedRecord, DamagedRecordPolicy, ImportSummary, VolumeName, VolumeRecord,
+};
 use farfork_wire::NodeName;
 use serde::{Deserialize, Serialize};
 
@@ -20,9 +22,9 @@ use crate::publish::Durability;
 pub enum ControlRequest {
     /// Creates a volume and its replicas. The reply is `Done`.
     Create(NewVolume),
-    /// Lists all volumes of the cluster. The reply is `Volumes`, sorted by name.
+    /// Lists all volumes of the cluster. The reply is `Volumes`.
     List,
-    /// Describes one volume and its replicas. The reply is `Volumes` with one element.
+    /// Describes one volume and its replicas. The reply is `Status`.
     Status(VolumeName),
     /// Gives the place of a replica to another node, which then copies the volume. The reply is `Done`.
     Replace(ReplicaReplacement),
@@ -37,7 +39,25 @@ pub enum ControlRequest {
     /// Reads the catalog. The reply is `Catalog`.
     ExportCatalog,
     /// Writes the records of volumes into the catalog. The reply is `Imported`.
-    ImportCatalog(CatalogContents),
+    ImportCatalog(CatalogImport),
+}
+
+/// Records to write into the catalog.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CatalogImport {
+    /// The records of volumes. Records of nodes are ignored.
+    pub contents: CatalogContents,
+    /// Whether records in the catalog that cannot be read are replaced.
+    pub damaged: DamagedRecordPolicy,
+}
+
+/// All volumes of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeList {
+    /// The records of the volumes, by name.
+    pub volumes: BTreeMap<VolumeName, VolumeRecord>,
+    /// The volumes whose records cannot be read.
+    pub damaged: BTreeMap<VolumeName, DamagedRecord>,
 }
 
 /// The contents of the catalog.
@@ -189,8 +209,10 @@ pub enum ControlAnswer {
     Done,
     /// `Replace` has succeeded, but the files of the old replica remain. The text names them, the cause and the next step.
     DoneExceptFiles(String),
-    /// The requested volumes.
-    Volumes(Vec<VolumeStatus>),
+    /// All volumes.
+    Volumes(VolumeList),
+    /// The state of one volume.
+    Status(Box<VolumeStatus>),
     /// The progress of a check that continues.
     Progress(CheckProgress),
     /// The result of a check.
@@ -212,7 +234,7 @@ pub struct VolumeStatus {
     pub name: VolumeName,
     /// The record of the volume in the catalog.
     pub record: VolumeRecord,
-    /// The state of each of `record.replicas`, in that order. Empty in the reply to `List`.
+    /// The state of each of `record.replicas`, in that order.
     pub replicas: Vec<ReplicaStatus>,
     /// Why the catalog cannot be read. The record is then the one that the node has read last.
     pub catalog_failure: Option<String>,
@@ -280,17 +302,17 @@ pub struct LogStatus {
 /// # Errors
 /// When the process does not run, or ends before it replies.
 pub fn send_control_request(store: &Path, request: &ControlRequest) -> io::Result<ControlAnswer> {
-    exchange_control_messages(store, request, None, |_| {})
+    exchange_control_messages(store, request, None, |_| true)
 }
 
-/// Checks a volume. Calls `report_progress` while the check runs.
+/// Checks a volume. Calls `report_progress` while the check runs, which returns false to end the comparison.
 ///
 /// # Errors
-/// As `send_control_request`.
+/// As `send_control_request`; `Interrupted` after `report_progress` has returned false.
 pub fn check_volume(
     store: &Path,
     check: VolumeCheck,
-    report_progress: impl FnMut(CheckProgress),
+    report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> io::Result<ControlAnswer> {
     exchange_control_messages(store, &ControlRequest::Check(check), None, report_progress)
 }
@@ -304,21 +326,25 @@ pub fn send_control_request_within(
     request: &ControlRequest,
     limit: Duration,
 ) -> io::Result<ControlAnswer> {
-    exchange_control_messages(store, request, Some(limit), |_| {})
+    exchange_control_messages(store, request, Some(limit), |_| true)
 }
 
 fn exchange_control_messages(
     store: &Path,
     request: &ControlRequest,
     limit: Option<Duration>,
-    mut report_progress: impl FnMut(CheckProgress),
+    mut report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> io::Result<ControlAnswer> {
     let mut channel = MessageChannel::connect(&VolumeStore::new(store).control_socket())?;
     channel.set_receive_timeout(limit)?;
     channel.send(request)?;
     loop {
         match channel.receive()? {
-            ControlAnswer::Progress(progress) => report_progress(progress),
+            // The offload process ends the comparison when the connection is closed.
+            ControlAnswer::Progress(progress) if !report_progress(progress) => {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            ControlAnswer::Progress(_) => {}
             answer => return Ok(answer),
         }
     }

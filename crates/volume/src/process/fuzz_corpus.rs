@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use farfork_cluster::catalog::{Durability, VolumeName, VolumeRecord};
+use farfork_cluster::catalog::{DamagedRecord, Durability, VolumeName, VolumeRecord};
 use farfork_rpc::TypedCall;
 use farfork_wire::NodeName;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::channel::write_message;
 use super::control::{
     CheckProgress, CheckReport, ControlAnswer, ControlRequest, DifferenceSubject, NewVolume, ReplicaDifference,
-    ReplicaReplacement, ReplicaStatus, VolumeCheck, VolumeStatus,
+    ReplicaReplacement, ReplicaStatus, VolumeCheck, VolumeList, VolumeStatus,
 };
 use super::decoders::{MessageKind, read_messages};
 use super::message::{
@@ -133,17 +133,19 @@ fn control_requests() -> Vec<ControlRequest> {
 
 fn control_answers() -> Vec<ControlAnswer> {
     let record = VolumeRecord::new(7, vec![node()], 8 << 20, Durability::Memory);
+    let damaged = [(key().name, DamagedRecord { revision: 8, reason: "no chain".to_owned() })].into();
     let replicas = vec![ReplicaStatus::unknown(node(), "no answer".to_owned())];
     let subject = DifferenceSubject::Data { inode: 9, path: Some("file".to_owned()), range: 0..4096 };
     let differences = vec![ReplicaDifference { subject, damaged: vec![node()] }];
     vec![
         ControlAnswer::DoneExceptFiles("files remain".to_owned()),
-        ControlAnswer::Volumes(vec![VolumeStatus {
+        ControlAnswer::Volumes(VolumeList { volumes: [(key().name, record.clone())].into(), damaged }),
+        ControlAnswer::Status(Box::new(VolumeStatus {
             name: key().name,
             record,
             replicas,
             catalog_failure: Some("no answer".to_owned()),
-        }]),
+        })),
         ControlAnswer::Progress(CheckProgress { compared_bytes: 1, data_bytes: 2 }),
         ControlAnswer::Checked(Box::new(CheckReport { differences, ..CheckReport::default() })),
     ]

@@ -24,9 +24,9 @@ mod worker;
 
 pub use client::{ClientRunError, run_client};
 pub use control::{
-    CheckProgress, CheckReport, ControlAnswer, ControlRequest, DIFFERENCES_MAX, DifferenceSubject, ExportedCatalog,
-    LastCheck, LogStatus, NewVolume, ReplicaDifference, ReplicaReplacement, ReplicaStatus, VolumeCheck, VolumeStatus,
-    check_volume, send_control_request, send_control_request_within,
+    CatalogImport, CheckProgress, CheckReport, ControlAnswer, ControlRequest, DIFFERENCES_MAX, DifferenceSubject,
+    ExportedCatalog, LastCheck, LogStatus, NewVolume, ReplicaDifference, ReplicaReplacement, ReplicaStatus,
+    VolumeCheck, VolumeList, VolumeStatus, check_volume, send_control_request, send_control_request_within,
 };
 pub use data_copier::CopyMethod;
 pub use offload::{OffloadError, OffloadMode, OffloadOptions, run_offload};

@@ -5,7 +5,8 @@
 //   store/NAME/logs/C     log of client C; on the client's node, the client appends to it
 //   store/NAME/shared     the shared tree
 //
-// The lock of a client is the directory of the volume.
+// The lock of a client is the directory of the volume. `store/offload.failure` exists while the offload process cannot start, and
+// says why.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -76,6 +77,26 @@ impl VolumeStore {
         }
         names.sort();
         Ok(names)
+    }
+
+    /// Why the last start of the offload process has failed; none if it has not.
+    pub fn start_failure(&self) -> Option<String> {
+        fs::read_to_string(self.start_failure_path()).ok()
+    }
+
+    /// Records why the offload process cannot start, or removes the record.
+    ///
+    /// # Errors
+    /// As write(2) and unlink(2).
+    pub fn record_start_failure(&self, failure: Option<&str>) -> io::Result<()> {
+        match failure {
+            Some(failure) => fs::write(self.start_failure_path(), failure),
+            None => ignore_missing(fs::remove_file(self.start_failure_path())),
+        }
+    }
+
+    fn start_failure_path(&self) -> PathBuf {
+        self.path.join("offload.failure")
     }
 
     /// Path of the socket at which clients attach.

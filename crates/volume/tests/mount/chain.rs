@@ -9,7 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use farfork_cluster::catalog::{Durability, VolumeName};
-use farfork_volume::process::{ControlAnswer, ControlRequest, ProcessRole, ReplicaReplacement, send_control_request};
+use farfork_volume::process::{
+    ControlAnswer, ControlRequest, ProcessRole, ReplicaReplacement, VolumeList, send_control_request,
+};
 use farfork_wire::NodeName;
 use rustix::io::Errno;
 use rustix::process::Signal;
@@ -395,7 +397,7 @@ fn a_volume_is_dropped_although_a_node_does_not_answer() {
     };
     assert!(remaining.contains("remain on n2, which do not answer"), "{remaining}");
     let listed = send_control_request(&store, &ControlRequest::List).unwrap();
-    assert_eq!(listed, ControlAnswer::Volumes(Vec::new()));
+    assert_eq!(listed, ControlAnswer::Volumes(VolumeList::default()));
     assert_eq!([0, 1].map(|node| cluster.nodes[node].volume_path().exists()), [false, true]);
 }
 

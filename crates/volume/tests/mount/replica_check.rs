@@ -76,8 +76,12 @@ pub(crate) fn compare(node: &TestNode, report_progress: impl FnMut(CheckProgress
 fn check_with_progress(
     node: &TestNode,
     check: VolumeCheck,
-    report_progress: impl FnMut(CheckProgress),
+    mut report_progress: impl FnMut(CheckProgress),
 ) -> Result<CheckReport, String> {
+    let report_progress = |progress| {
+        report_progress(progress);
+        true
+    };
     match check_volume(&node.store(), check, report_progress).unwrap() {
         ControlAnswer::Checked(report) => Ok(*report),
         ControlAnswer::Failed(reason) => Err(reason),

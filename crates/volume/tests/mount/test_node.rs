@@ -219,7 +219,7 @@ impl TestNode {
     pub(crate) fn try_status(&self) -> io::Result<VolumeStatus> {
         let request = ControlRequest::Status(farfork_cluster::catalog::VolumeName::new(VOLUME).unwrap());
         match send_control_request(&self.store(), &request)? {
-            ControlAnswer::Volumes(mut volumes) => Ok(volumes.remove(0)),
+            ControlAnswer::Status(status) => Ok(*status),
             other => Err(io::Error::other(format!("{other:?}"))),
         }
     }

@@ -4,15 +4,16 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_api::failure::Failure;
+use farfork_api::v1::check_volume_event::Event;
+use farfork_api::v1::{CheckVolumeRequest, ReplicaDifference, VolumeCheckReport};
 use farfork_cluster::catalog::VolumeName;
 use farfork_terminal::command_failure::report_error;
-use farfork_volume::process::{CheckReport, DIFFERENCES_MAX, DifferenceSubject, ReplicaDifference, VolumeCheck};
+use farfork_volume::process::DIFFERENCES_MAX;
 use farfork_wire::NodeName;
 use serde::Serialize;
+use tonic::Code;
 
 use super::parse_volume_name;
-use super::view::replicas_text;
-use super::volume_node::{VolumeNode, failure_of_text};
 use crate::GlobalArgs;
 use crate::output::{ByteProgressBar, Table, format_bytes, print_failure, print_json, print_line};
 
@@ -54,33 +55,45 @@ pub(crate) struct CheckVolume {
 }
 
 impl CheckVolume {
-    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        self.compare(global).or_else(|failure| {
-            report_error(&failure.into(), global.json);
+    pub(super) async fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        self.compare(global).await.or_else(|failure| {
+            report_error(&failure, global.json);
             Ok(ExitCode::from(EXIT_NOT_COMPARED))
         })
     }
 
-    fn compare(self, global: &GlobalArgs) -> Result<ExitCode, Failure> {
-        let object = format!("volume {}", self.name);
-        let (name, good) = (self.name.clone(), self.good);
-        let check = VolumeCheck { name, should_repair: self.repair, good: good.clone() };
-        let bar = ByteProgressBar::new("comparing");
-        let checked = VolumeNode::find(global, &object)?
-            .check(&object, &check, |progress| bar.show(progress.compared_bytes, progress.data_bytes));
-        drop(bar);
-        let mut report = checked?;
+    async fn compare(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let mut report = self.request_report(global).await?;
         let repair_failure = report.repair_failure.take();
-        let view = CheckView::new(&self.name, good, report);
+        let view = CheckView::new(&self.name, self.good, report);
         if global.json {
             print_json(&view);
         } else {
             view.print();
         }
-        if let Some(reason) = repair_failure {
-            print_failure(&failure_of_text(&object, &reason));
+        if let Some(failure) = repair_failure {
+            print_failure(&failure.into());
         }
         Ok(if view.is_settled() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Requests the check, and shows its progress.
+    async fn request_report(&self, global: &GlobalArgs) -> anyhow::Result<VolumeCheckReport> {
+        let object = format!("volume {}", self.name);
+        let good = self.good.as_ref().map(NodeName::to_string).unwrap_or_default();
+        let request = CheckVolumeRequest { name: self.name.to_string(), repair: self.repair, good };
+        let events = global.connection.open().await?.check_volume(request).await;
+        let mut events = events.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
+        let bar = ByteProgressBar::new("comparing");
+        while let Some(message) = events.message().await.map_err(|status| Failure::from_status(&object, &status))? {
+            match message.event {
+                Some(Event::Progress(progress)) => bar.show(progress.compared_bytes, progress.data_bytes),
+                Some(Event::Report(report)) => return Ok(report),
+                None => {}
+            }
+        }
+        let failure = Failure::new(Code::Unavailable, object, "the node ended the check without a result");
+        Err(failure.with_next_step("repeat the command").into())
     }
 }
 
@@ -88,12 +101,12 @@ impl CheckVolume {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct CheckView {
     volume: String,
-    replicas: Vec<NodeName>,
+    replicas: Vec<String>,
     inodes: u64,
     data_bytes: u64,
     differences: Vec<ReplicaDifferenceView>,
-    repaired: Vec<NodeName>,
-    remounting: Vec<NodeName>,
+    repaired: Vec<String>,
+    remounting: Vec<String>,
     /// The node of `--good`. The suggested next command repeats it.
     #[serde(skip)]
     good: Option<NodeName>,
@@ -102,34 +115,21 @@ struct CheckView {
 /// One difference between replicas.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct ReplicaDifferenceView {
-    kind: &'static str,
+    kind: String,
     path: Option<String>,
     inode: Option<u64>,
     /// Offset in the data of a file, or in a log.
     offset: Option<u64>,
     /// The client that owns the log.
-    client: Option<NodeName>,
+    client: Option<String>,
     reason: Option<String>,
-    damaged: Vec<NodeName>,
+    damaged: Vec<String>,
 }
 
 impl ReplicaDifferenceView {
     fn new(difference: ReplicaDifference) -> Self {
-        let damaged = difference.damaged;
-        let unnamed = Self { kind: "tree", path: None, inode: None, offset: None, client: None, reason: None, damaged };
-        match difference.subject {
-            DifferenceSubject::Tree { reason } => Self { reason: Some(reason), ..unnamed },
-            DifferenceSubject::Inode { inode, path } => Self { kind: "inode", path, inode: Some(inode), ..unnamed },
-            DifferenceSubject::Data { inode, path, range } => {
-                Self { kind: "data", path, inode: Some(inode), offset: Some(range.start), ..unnamed }
-            }
-            DifferenceSubject::Mark { client, reason } => {
-                Self { kind: "mark", client: Some(client), reason: Some(reason), ..unnamed }
-            }
-            DifferenceSubject::Log { client, position } => {
-                Self { kind: "log", offset: Some(position), client: Some(client), ..unnamed }
-            }
-        }
+        let ReplicaDifference { kind, path, inode, offset, client, reason, damaged } = difference;
+        Self { kind, path, inode, offset, client, reason, damaged }
     }
 
     fn subject(&self) -> String {
@@ -141,8 +141,9 @@ impl ReplicaDifferenceView {
 }
 
 impl CheckView {
-    fn new(name: &VolumeName, good: Option<NodeName>, report: CheckReport) -> Self {
-        let CheckReport { replicas, inodes, data_bytes, differences, repaired, remounting, repair_failure: _ } = report;
+    fn new(name: &VolumeName, good: Option<NodeName>, report: VolumeCheckReport) -> Self {
+        let VolumeCheckReport { replicas, inodes, data_bytes, differences, repaired, remounting, repair_failure: _ } =
+            report;
         let differences = differences.into_iter().map(ReplicaDifferenceView::new).collect();
         Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, remounting, good }
     }
@@ -157,16 +158,15 @@ impl CheckView {
 
     fn print(&self) {
         let (inodes, data) = (self.inodes, format_bytes(self.data_bytes));
-        let replicas = replicas_text(&self.replicas);
+        let replicas = self.replicas.join(",");
         if self.differences.is_empty() {
             return print_line(&format!("{}: equal on {replicas}: {inodes} inodes, {data} of data", self.volume));
         }
         let mut table = Table::new(&["KIND", "WHERE", ">OFFSET", "DAMAGED"]);
         for difference in &self.differences {
             let offset = difference.offset.map_or_else(|| "-".to_owned(), |offset| offset.to_string());
-            let damaged =
-                if difference.damaged.is_empty() { "?".to_owned() } else { replicas_text(&difference.damaged) };
-            table.add_row([difference.kind.to_owned(), difference.subject(), offset, damaged]);
+            let damaged = if difference.damaged.is_empty() { "?".to_owned() } else { difference.damaged.join(",") };
+            table.add_row([difference.kind.clone(), difference.subject(), offset, damaged]);
         }
         table.print();
         print_line("");
@@ -177,7 +177,7 @@ impl CheckView {
         if self.remounting.is_empty() {
             return String::new();
         }
-        let nodes = replicas_text(&self.remounting);
+        let nodes = self.remounting.join(",");
         format!("; the mount is still being restarted on {nodes}: see mount-{}.log of the node", self.volume)
     }
 
@@ -187,7 +187,7 @@ impl CheckView {
         let noun = if count == 1 { "difference" } else { "differences" };
         let found = format!("{}: {at_least}{count} {noun}", self.volume);
         if self.is_settled() {
-            format!("{found}; copied again: {}{}", replicas_text(&self.repaired), self.remounting_text())
+            format!("{found}; copied again: {}{}", self.repaired.join(","), self.remounting_text())
         } else if self.differences.iter().any(|difference| difference.damaged.is_empty()) {
             format!("{found}; no majority says which replica is right: choose one with `--repair --good NODE`")
         } else {
@@ -201,21 +201,27 @@ impl CheckView {
 mod tests {
     use super::*;
 
-    fn report(damaged: &[&str], repaired: &[&str]) -> CheckReport {
-        let names = |names: &[&str]| names.iter().map(|name| NodeName::new(name).unwrap()).collect::<Vec<_>>();
-        let subject = DifferenceSubject::Data { inode: 7, path: Some("/file".to_owned()), range: 0..16 };
-        CheckReport {
+    fn report(damaged: &[&str], repaired: &[&str]) -> VolumeCheckReport {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let difference = ReplicaDifference {
+            kind: "data".to_owned(),
+            path: Some("/file".to_owned()),
+            inode: Some(7),
+            offset: Some(0),
+            damaged: names(damaged),
+            ..ReplicaDifference::default()
+        };
+        VolumeCheckReport {
             replicas: names(&["n1", "n2"]),
             inodes: 9,
             data_bytes: 100,
-            differences: vec![ReplicaDifference { subject, damaged: names(damaged) }],
+            differences: vec![difference],
             repaired: names(repaired),
-            remounting: Vec::new(),
-            repair_failure: None,
+            ..VolumeCheckReport::default()
         }
     }
 
-    fn view(report: CheckReport) -> CheckView {
+    fn view(report: VolumeCheckReport) -> CheckView {
         CheckView::new(&VolumeName::new("data").unwrap(), None, report)
     }
 
@@ -237,8 +243,8 @@ mod tests {
         assert!(!view(open.clone()).is_settled() && view(open).next_step().contains("check data --repair"));
         assert!(!view(undecided.clone()).is_settled() && view(undecided).next_step().contains("--good NODE"));
         assert!(view(repaired.clone()).is_settled() && view(repaired).next_step().contains("copied again: n2"));
-        let remounting = CheckReport { remounting: vec![NodeName::new("n2").unwrap()], ..report(&["n2"], &["n2"]) };
+        let remounting = VolumeCheckReport { remounting: vec!["n2".to_owned()], ..report(&["n2"], &["n2"]) };
         assert!(view(remounting).next_step().contains("still being restarted on n2"));
-        assert!(view(CheckReport::default()).is_settled());
+        assert!(view(VolumeCheckReport::default()).is_settled());
     }
 }

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_api::failure::Failure;
+use farfork_api::v1::DropVolumeRequest;
 use farfork_cluster::catalog::VolumeName;
-use farfork_volume::process::ControlRequest;
 
 use super::parse_volume_name;
-use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line, print_note};
 
@@ -34,10 +34,11 @@ pub(crate) struct DropVolume {
 }
 
 impl DropVolume {
-    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        let object = format!("volume {}", self.name);
-        let command = if self.force { ControlRequest::DropReachable } else { ControlRequest::Drop };
-        let remaining = VolumeNode::find(global, &object)?.remove(&object, &command(self.name.clone()))?;
+    pub(super) async fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let request = DropVolumeRequest { name: self.name.to_string(), force: self.force };
+        let dropped = global.connection.open().await?.drop_volume(request).await;
+        let dropped = dropped.map_err(|status| Failure::from_status(format!("volume {}", self.name), &status))?;
+        let remaining = Some(dropped.into_inner().remaining_files).filter(|reason| !reason.is_empty());
         if global.json {
             let mut document = serde_json::json!({ "volume": self.name });
             if let Some(reason) = remaining {

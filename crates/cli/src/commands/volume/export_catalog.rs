@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_api::failure::Failure;
-use farfork_cluster::catalog::FileCatalog;
+use farfork_api::v1::ExportCatalogRequest;
+use farfork_cluster::catalog::{CatalogContents, FileCatalog};
 use tonic::Code;
 
-use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line, print_note};
 
@@ -29,21 +29,24 @@ pub(crate) struct ExportCatalog {
 }
 
 impl ExportCatalog {
-    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(super) async fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         const OBJECT: &str = "the catalog";
-        let exported = VolumeNode::find(global, OBJECT)?.export_catalog(OBJECT)?;
-        FileCatalog::create(&self.file, &exported.contents).map_err(|error| {
+        let exported = global.connection.open().await?.export_catalog(ExportCatalogRequest {}).await;
+        let exported = exported.map_err(|status| Failure::from_status(OBJECT, &status))?.into_inner();
+        let contents: CatalogContents = serde_json::from_slice(&exported.contents)?;
+        let catalog_failure = Some(exported.catalog_failure).filter(|failure| !failure.is_empty());
+        FileCatalog::create(&self.file, &contents).map_err(|error| {
             let failure = Failure::new(Code::FailedPrecondition, OBJECT, error.to_string());
             failure.with_next_step("name a file that does not exist, in a directory that does")
         })?;
-        let (file, volumes) = (self.file.display(), &exported.contents.volumes);
+        let (file, volumes) = (self.file.display(), &contents.volumes);
         if global.json {
             let names: Vec<_> = volumes.keys().collect();
-            let (file, failure) = (file.to_string(), &exported.failure);
-            print_json(&serde_json::json!({ "file": file, "volumes": names, "catalog_failure": failure }));
+            let file = file.to_string();
+            print_json(&serde_json::json!({ "file": file, "volumes": names, "catalog_failure": catalog_failure }));
         } else {
             print_line(&format!("{file} has the records of {} volumes", volumes.len()));
-            if let Some(failure) = &exported.failure {
+            if let Some(failure) = &catalog_failure {
                 print_note(format!("this is what the node has read last, because it {failure}"));
             }
         }

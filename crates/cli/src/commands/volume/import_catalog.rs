@@ -5,52 +5,78 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_api::failure::Failure;
-use farfork_cluster::catalog::{Catalog as _, FileCatalog, VolumeName};
+use farfork_api::v1::ImportCatalogRequest;
+use farfork_cluster::catalog::{Catalog as _, CatalogContents, FileCatalog, VolumeName};
 use tonic::Code;
 
-use super::volume_node::VolumeNode;
+use super::parse_volume_name;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line};
+
+/// The object of failures.
+const OBJECT: &str = "the catalog";
 
 /// Write the records of a file of `farfork volume export-catalog` into the catalog of this node.
 ///
 /// Use it when an etcd is gone for good and a new one is empty. Restart all daemons before, with the --catalog of the new one.
 /// All records are validated first. The command refuses a file with an older record than the catalog has, and names the
 /// volume. Records that the catalog has already are not changed, so the command may be repeated.
+///
+/// With names of volumes, the command writes only their records. It then also replaces a record that cannot be read: one that
+/// `farfork volume ls` shows as `damaged`. The record of the file should be the latest one, because the damaged record cannot be
+/// compared with it.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork volume import-catalog /srv/catalog.json
+  farfork volume import-catalog /srv/catalog.json data
 
-Exit status: 0 the catalog has all records of the file, 1 failure, 2 wrong usage.")]
+Exit status: 0 the catalog has the records, 1 failure, 2 wrong usage.")]
 pub(crate) struct ImportCatalog {
     /// File of `farfork volume export-catalog`.
     file: PathBuf,
+    /// Volumes whose records are written [default: all of the file].
+    #[arg(value_name = "VOLUME", value_parser = parse_volume_name)]
+    volumes: Vec<VolumeName>,
 }
 
 impl ImportCatalog {
-    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        const OBJECT: &str = "the catalog";
-        let failure = |cause: String| Failure::new(Code::FailedPrecondition, OBJECT, cause);
-        let contents = FileCatalog::new(&self.file).read().map_err(|error| failure(error.to_string()))?;
-        if contents.volumes.is_empty() {
-            let cause = format!("{} has no records of volumes, or does not exist", self.file.display());
-            return Err(failure(cause).with_next_step("name a file of `farfork volume export-catalog`").into());
-        }
-        let summary = VolumeNode::find(global, OBJECT)?.import_catalog(OBJECT, (*contents).clone())?;
+    pub(super) async fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let contents = serde_json::to_vec(&self.read_records()?)?;
+        let request = ImportCatalogRequest { contents, replaces_damaged: !self.volumes.is_empty() };
+        let imported = global.connection.open().await?.import_catalog(request).await;
+        let imported = imported.map_err(|status| Failure::from_status(OBJECT, &status))?.into_inner();
         if global.json {
-            print_json(&serde_json::json!({ "written": summary.written, "present": summary.present }));
+            print_json(&serde_json::json!({ "written": imported.written, "present": imported.present }));
         } else {
-            print_names("written", &summary.written);
-            print_names("in the catalog already", &summary.present);
+            print_names("written", &imported.written);
+            print_names("in the catalog already", &imported.present);
         }
         Ok(ExitCode::SUCCESS)
     }
+
+    /// Reads the records to import.
+    fn read_records(&self) -> Result<CatalogContents, Failure> {
+        let failure = |cause: String| Failure::new(Code::FailedPrecondition, OBJECT, cause);
+        let read = FileCatalog::new(&self.file).read().map_err(|error| failure(error.to_string()))?;
+        let file = self.file.display();
+        if read.volumes.is_empty() {
+            let failure = failure(format!("{file} has no records of volumes, or does not exist"));
+            return Err(failure.with_next_step("name a file of `farfork volume export-catalog`"));
+        }
+        if let Some(missing) = self.volumes.iter().find(|name| !read.volumes.contains_key(name)) {
+            let names: Vec<&str> = read.volumes.keys().map(VolumeName::as_str).collect();
+            let failure = failure(format!("{file} has no record of volume {missing}"));
+            return Err(failure.with_next_step(format!("it has those of {}", names.join(", "))));
+        }
+        let mut contents = (*read).clone();
+        contents.volumes.retain(|name, _| self.volumes.is_empty() || self.volumes.contains(name));
+        Ok(contents)
+    }
 }
 
-fn print_names(what: &str, names: &[VolumeName]) {
+fn print_names(what: &str, names: &[String]) {
     if !names.is_empty() {
-        let names: Vec<&str> = names.iter().map(VolumeName::as_str).collect();
         print_line(&format!("{what}: {}", names.join(", ")));
     }
 }

@@ -1,5 +1,5 @@
-//! `farfork volume`: creates, lists, mounts, checks and drops replicated volumes. The commands send requests to the
-//! node's offload process. `VolumeNode` finds that process by the daemon's socket.
+//! `farfork volume`: creates, lists, mounts, checks and drops replicated volumes. The commands send requests to any node,
+//! except `mount` and `umount`, which act on this machine.
 
 mod check;
 mod create;
@@ -14,7 +14,6 @@ mod replace;
 mod status;
 mod umount;
 mod view;
-mod volume_node;
 mod watch;
 
 use std::process::ExitCode;
@@ -23,7 +22,7 @@ use clap::{Args, Subcommand};
 use farfork_cluster::catalog::VolumeName;
 
 use crate::GlobalArgs;
-use crate::connection::ConnectionOption;
+use crate::connection::{ConnectionOption, block_on};
 
 /// Create, list, mount, unmount, check and drop replicated volumes.
 ///
@@ -67,28 +66,29 @@ enum VolumeCommand {
 }
 
 impl VolumeArguments {
-    /// The options of the connection that the command uses. `VolumeNode` refuses a node that is not of this machine.
+    /// The options of the connection that the command uses. `mount` refuses `--node` by itself.
     pub(crate) fn connection_options(&self) -> &'static [ConnectionOption] {
         use ConnectionOption::{Node, RunDir, Socket, Trust};
         match self.command {
             VolumeCommand::Offload(_) => &[Trust],
             VolumeCommand::Umount(_) => &[],
-            _ => &[Socket, RunDir, Node],
+            VolumeCommand::Mount(_) => &[Socket, RunDir, Node],
+            _ => &[Socket, RunDir, Node, Trust],
         }
     }
 
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.command {
-            VolumeCommand::Create(command) => command.run(global),
-            VolumeCommand::Ls(command) => command.run(global),
-            VolumeCommand::Status(command) => command.run(global),
-            VolumeCommand::Check(command) => command.run(global),
+            VolumeCommand::Create(command) => block_on(command.run(global)),
+            VolumeCommand::Ls(command) => block_on(command.run(global)),
+            VolumeCommand::Status(command) => block_on(command.run(global)),
+            VolumeCommand::Check(command) => block_on(command.run(global)),
             VolumeCommand::Mount(command) => command.run(global),
-            VolumeCommand::Replace(command) => command.run(global),
-            VolumeCommand::Drop(command) => command.run(global),
+            VolumeCommand::Replace(command) => block_on(command.run(global)),
+            VolumeCommand::Drop(command) => block_on(command.run(global)),
             VolumeCommand::Umount(command) => command.run(global),
-            VolumeCommand::ExportCatalog(command) => command.run(global),
-            VolumeCommand::ImportCatalog(command) => command.run(global),
+            VolumeCommand::ExportCatalog(command) => block_on(command.run(global)),
+            VolumeCommand::ImportCatalog(command) => block_on(command.run(global)),
             VolumeCommand::Client(command) => command.run(),
             VolumeCommand::Offload(command) => command.run(global),
             VolumeCommand::Worker(command) => command.run(),

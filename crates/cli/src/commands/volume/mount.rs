@@ -14,18 +14,19 @@ use std::thread;
 use anyhow::Context as _;
 use clap::Args;
 use farfork_api::failure::Failure;
+use farfork_api::v1::{GetVolumeRequest, LocateVolumesRequest};
 use farfork_cluster::catalog::VolumeName;
 use farfork_terminal::privilege;
 use farfork_volume::mount::{protect_covered_directory, release_covered_directory};
-use farfork_volume::process::{CLIENT_ENDED, ControlRequest, MountSupervisor, ProcessRole};
+use farfork_volume::process::{CLIENT_ENDED, MountSupervisor, ProcessRole};
 use rustix::mount::{UnmountFlags, unmount};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::Code;
 
 use super::mount_options::MountOptionArgs;
 use super::parse_volume_name;
-use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
+use crate::connection::block_on;
 use crate::output::{print_json, print_line};
 
 /// Maximum number of bytes from the end of the log that an error shows.
@@ -77,16 +78,14 @@ impl MountVolume {
             let _ = rustix::process::setsid();
         }
         let object = format!("volume {}", self.name);
-        let node = VolumeNode::find(global, &object)?;
         let directory = resolve_mount_point(&self.directory).map_err(|error| {
             let cause = format!("cannot mount it at {}: {error}", self.directory.display());
             Failure::new(Code::NotFound, &object, cause).with_next_step("name a directory; mkdir -p creates one")
         })?;
-        // Waits until the offload process has started. Refuses a volume that does not exist.
-        node.request(&object, &ControlRequest::Status(self.name.clone()))?;
+        let store = locate_store(global, &self.name, &object)?;
         let mount = MountTarget {
             volume: self.name.as_str(),
-            store: node.store(),
+            store: &store,
             directory: &directory,
             options: &self.options,
             protect: self.protect,
@@ -94,12 +93,34 @@ impl MountVolume {
         if self.foreground {
             mount.serve(global).context(object)?;
         } else {
-            let log = node.mount_log(mount.volume);
+            let log = global.connection.socket_path().with_file_name(format!("mount-{}.log", self.name));
             start_in_background(global, &mount, &log, &object)?;
             report(global, &mount);
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Requests the directory of the replicas of this machine's node. Waits until the node serves volumes.
+///
+/// # Errors
+/// The options select a node of another machine, the node does not serve volumes, or there is no such volume.
+fn locate_store(global: &GlobalArgs, name: &VolumeName, object: &str) -> anyhow::Result<PathBuf> {
+    if let Some(address) = global.connection.node_address() {
+        let cause = format!("--node {address} may be on another machine, and `volume mount` mounts on this one");
+        let step = "run the command on that machine, or select a node of this machine with --socket";
+        return Err(Failure::new(Code::InvalidArgument, object, cause).with_next_step(step).into());
+    }
+    let mut store = PathBuf::new();
+    block_on(async {
+        let failed = |status| Failure::from_status(object, &status);
+        let mut client = global.connection.open().await?;
+        client.get_volume(GetVolumeRequest { name: name.to_string() }).await.map_err(failed)?;
+        let located = client.locate_volumes(LocateVolumesRequest {}).await.map_err(failed)?;
+        store = PathBuf::from(located.into_inner().store);
+        Ok(ExitCode::SUCCESS)
+    })?;
+    Ok(store)
 }
 
 /// Resolves symbolic links of a directory. On a mount whose client has ended, system calls fail with ENOTCONN or

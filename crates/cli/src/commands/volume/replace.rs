@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_api::failure::Failure;
+use farfork_api::v1::ReplaceReplicaRequest;
 use farfork_cluster::catalog::VolumeName;
-use farfork_volume::process::{ControlRequest, ReplicaReplacement};
 use farfork_wire::NodeName;
 
 use super::parse_volume_name;
-use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line, print_note};
 
@@ -34,13 +34,13 @@ pub(crate) struct ReplaceReplica {
 }
 
 impl ReplaceReplica {
-    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(super) async fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let Self { name, old, new } = self;
-        let object = format!("volume {name}");
-        let node = VolumeNode::find(global, &object)?;
-        node.wait_for_nodes(&object, std::slice::from_ref(&new))?;
-        let replacement = ReplicaReplacement { name: name.clone(), old: old.clone(), new: new.clone() };
-        let remaining = node.remove(&object, &ControlRequest::Replace(replacement))?;
+        let request =
+            ReplaceReplicaRequest { name: name.to_string(), old_node: old.to_string(), new_node: new.to_string() };
+        let replaced = global.connection.open().await?.replace_replica(request).await;
+        let replaced = replaced.map_err(|status| Failure::from_status(format!("volume {name}"), &status))?;
+        let remaining = Some(replaced.into_inner().remaining_files).filter(|reason| !reason.is_empty());
         if global.json {
             print_json(&serde_json::json!({ "volume": name, "old": old, "new": new, "remaining_files": remaining }));
         } else {

@@ -1,19 +1,16 @@
 //! `farfork volume status NAME`: shows a volume and the progress of each replica.
 
 use std::process::ExitCode;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use farfork_api::failure::Failure;
+use farfork_api::v1::{GetVolumeRequest, VolumeStatus};
 use farfork_cluster::catalog::VolumeName;
-use farfork_volume::process::{ControlRequest, VolumeStatus};
 use serde_json::Value;
-use tonic::Code;
 
 use super::parse_volume_name;
 use super::view::{LastCheckView, ReplicaView, VolumeView, backlog_table, replica_table, volume_table};
-use super::volume_node::VolumeNode;
 use super::watch::watch;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line};
@@ -42,7 +39,7 @@ Examples:
   farfork volume status data --watch
   farfork volume status data --json | jq -r '.replica_states[] | select(.failure != null).node'
 
-Exit status: 0 success, 1 there is no such volume or this node does not answer, 2 wrong usage.")]
+Exit status: 0 success, 1 there is no such volume or the node does not answer, 2 wrong usage.")]
 pub(crate) struct ShowVolumeStatus {
     /// Name of the volume.
     #[arg(value_parser = parse_volume_name)]
@@ -56,25 +53,22 @@ pub(crate) struct ShowVolumeStatus {
 }
 
 impl ShowVolumeStatus {
-    pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        let object = format!("volume {}", self.name);
-        let read = || {
-            let request = ControlRequest::Status(self.name.clone());
-            let mut volumes = VolumeNode::find(global, &object)?.request(&object, &request)?;
-            volumes.pop().ok_or_else(|| {
-                let failure = Failure::new(Code::NotFound, &object, "there is none of this name");
-                failure.with_next_step("list the volumes with `farfork volume ls`")
-            })
+    pub(super) async fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let client = global.connection.open().await?;
+        let read = async || {
+            let status = client.clone().get_volume(GetVolumeRequest { name: self.name.to_string() }).await;
+            let failed = |status| Failure::from_status(format!("volume {}", self.name), &status);
+            status.map(tonic::Response::into_inner).map_err(failed)
         };
-        let (mut status, taken) = (read()?, Instant::now());
+        let (mut status, taken) = (read().await?, Instant::now());
         if self.watch {
-            watch(read, document_of, global.json)?;
+            watch(read, document_of, global.json).await?;
             return Ok(ExitCode::SUCCESS);
         }
         let mut replicas = ReplicaView::all(&status);
         if replicas.iter().any(ReplicaView::has_backlog) {
-            thread::sleep(RATE_INTERVAL);
-            status = read()?;
+            tokio::time::sleep(RATE_INTERVAL).await;
+            status = read().await?;
             let earlier = std::mem::replace(&mut replicas, ReplicaView::all(&status));
             ReplicaView::measure_rates(&mut replicas, &earlier, taken.elapsed());
         }
@@ -88,23 +82,23 @@ impl ShowVolumeStatus {
 }
 
 fn document_of(status: &VolumeStatus, replicas: &[ReplicaView]) -> anyhow::Result<Value> {
-    let mut document = serde_json::to_value(VolumeView::new(status))?;
+    let mut document = serde_json::to_value(VolumeView::of(status))?;
     document["replica_states"] = serde_json::to_value(replicas)?;
-    document["catalog_failure"] = status.catalog_failure.clone().into();
-    document["check_running"] = status.is_checked().into();
-    document["last_check"] = serde_json::to_value(status.last_check().map(LastCheckView::new))?;
+    document["catalog_failure"] = catalog_failure(status).into();
+    document["check_running"] = is_checked(status).into();
+    document["last_check"] = serde_json::to_value(LastCheckView::newest(status))?;
     Ok(document)
 }
 
 fn print_status(status: &VolumeStatus, replicas: &[ReplicaView]) {
-    volume_table(&[VolumeView::new(status)]).print();
+    volume_table(&[VolumeView::of(status)]).print();
     print_line("");
     replica_table(replicas).print();
     if let Some(backlogs) = backlog_table(replicas) {
         print_line("");
         backlogs.print();
     }
-    if let Some(failure) = &status.catalog_failure {
+    if let Some(failure) = catalog_failure(status) {
         print_line(&format!("{failure}\n{WITHOUT_CATALOG}"));
     }
     for replica in replicas {
@@ -116,11 +110,21 @@ fn print_status(status: &VolumeStatus, replicas: &[ReplicaView]) {
             print_line(&format!("{node}: the disk is full, and writes get ENOSPC: free space there for the volume"));
         }
     }
-    let running = status.is_checked().then(|| "a check is running".to_owned());
-    let last_check = status.last_check().map(|check| LastCheckView::new(check).describe());
+    let running = is_checked(status).then(|| "a check is running".to_owned());
+    let last_check = LastCheckView::newest(status).map(|check| check.describe());
     let checks: Vec<String> = running.into_iter().chain(last_check).collect();
     if !checks.is_empty() {
         print_line("");
         print_line(&checks.join("\n"));
     }
+}
+
+/// Why the catalog cannot be read; none if it can.
+fn catalog_failure(status: &VolumeStatus) -> Option<&str> {
+    Some(status.catalog_failure.as_str()).filter(|failure| !failure.is_empty())
+}
+
+/// Whether a check of the volume runs, on any node.
+fn is_checked(status: &VolumeStatus) -> bool {
+    status.replicas.iter().any(|replica| replica.is_checked)
 }

@@ -2,30 +2,37 @@
 
 use std::time::Duration;
 
-use farfork_cluster::catalog::{Durability, VolumeState};
-use farfork_volume::process::{LastCheck, ReplicaStatus, VolumeStatus};
-use farfork_wire::NodeName;
+use farfork_api::v1;
 use serde::Serialize;
 
 use crate::output::{Table, format_age, format_bytes};
 
-/// A volume.
+/// A volume. If its record is damaged, it has only a name and `damage`.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct VolumeView {
-    volume: String,
-    state: VolumeState,
-    replicas: Vec<NodeName>,
-    live: Vec<NodeName>,
-    durability: Durability,
-    log_bytes: u64,
-    clients: Vec<NodeName>,
-    writer: Option<NodeName>,
+    pub(super) volume: String,
+    state: &'static str,
+    pub(super) replicas: Vec<String>,
+    pub(super) live: Vec<String>,
+    durability: Option<&'static str>,
+    pub(super) log_bytes: u64,
+    clients: Vec<String>,
+    pub(super) writer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damage: Option<DamageView>,
+}
+
+/// A record that cannot be read.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct DamageView {
+    reason: String,
+    revision: u64,
 }
 
 /// A replica of a volume.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct ReplicaView {
-    pub(super) node: NodeName,
+    pub(super) node: String,
     live: bool,
     pub(super) failure: Option<String>,
     free_bytes: Option<u64>,
@@ -43,13 +50,16 @@ pub(super) struct ReplicaView {
 pub(super) struct LastCheckView {
     unix_ms: u64,
     differences: u64,
-    repaired: Vec<NodeName>,
+    repaired: Vec<String>,
 }
 
 impl LastCheckView {
-    pub(super) fn new(check: &LastCheck) -> Self {
-        let (differences, repaired) = (check.differences, check.repaired.clone());
-        Self { unix_ms: check.at_seconds * 1000, differences, repaired }
+    /// The newest check that any replica has saved.
+    pub(super) fn newest(status: &v1::VolumeStatus) -> Option<Self> {
+        let checks = status.replicas.iter().filter_map(|replica| replica.last_check.as_ref());
+        let v1::VolumeCheckResult { ended_unix_ms, differences, repaired } =
+            checks.max_by_key(|check| check.ended_unix_ms)?.clone();
+        Some(Self { unix_ms: ended_unix_ms, differences, repaired })
     }
 
     /// The result of the check as a sentence.
@@ -57,7 +67,7 @@ impl LastCheckView {
         let found = match (self.differences, self.repaired.as_slice()) {
             (0, _) => "the replicas are equal".to_owned(),
             (count, []) => format!("differences: {count}; see `farfork volume check`"),
-            (count, repaired) => format!("differences: {count}; copied again: {}", replicas_text(repaired)),
+            (count, repaired) => format!("differences: {count}; copied again: {}", repaired.join(",")),
         };
         format!("checked {} ago: {found}", format_age(self.unix_ms))
     }
@@ -66,7 +76,7 @@ impl LastCheckView {
 /// The log of a client on a replica.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct LogView {
-    pub(super) client: NodeName,
+    pub(super) client: String,
     pub(super) logged: u64,
     pub(super) committed: u64,
     pub(super) published: u64,
@@ -90,26 +100,42 @@ impl LogView {
 }
 
 impl VolumeView {
-    pub(super) fn new(status: &VolumeStatus) -> Self {
-        let record = status.record.clone();
-        let writer = record.writer.and_then(|client| record.clients.get(usize::from(client)).cloned());
+    pub(super) fn new(volume: v1::Volume) -> Self {
+        let (state, durability) = (state_text(volume.state()), durability_text(volume.durability()));
+        let is_damaged = volume.state() == v1::VolumeState::Damaged;
         Self {
-            volume: status.name.to_string(),
-            state: record.state,
-            replicas: record.replicas,
-            live: record.chain,
-            durability: record.durability,
-            log_bytes: record.log_bytes,
-            clients: record.clients,
-            writer,
+            volume: volume.name,
+            state,
+            replicas: volume.replicas,
+            live: volume.live,
+            durability,
+            log_bytes: volume.log_bytes,
+            clients: volume.clients,
+            writer: Some(volume.writer).filter(|writer| !writer.is_empty()),
+            damage: is_damaged.then_some(DamageView { reason: volume.damage, revision: volume.revision }),
         }
+    }
+
+    /// The volume of a status.
+    pub(super) fn of(status: &v1::VolumeStatus) -> Self {
+        Self::new(status.volume.clone().unwrap_or_default())
+    }
+
+    /// Why the record of the volume cannot be read, and the next step. None for a record that is not damaged.
+    pub(super) fn describe_damage(&self) -> Option<String> {
+        let (volume, DamageView { reason, revision }) = (&self.volume, self.damage.as_ref()?);
+        Some(format!(
+            "{volume}: revision {revision} of its record is damaged: {reason}; restore it with \
+             `farfork volume import-catalog FILE {volume}`"
+        ))
     }
 }
 
 impl ReplicaView {
-    pub(super) fn all(status: &VolumeStatus) -> Vec<Self> {
-        let mut replicas: Vec<_> = status.replicas.iter().map(|replica| Self::new(status, replica)).collect();
-        let clients = 0..status.record.clients.len();
+    pub(super) fn all(status: &v1::VolumeStatus) -> Vec<Self> {
+        let volume = status.volume.clone().unwrap_or_default();
+        let mut replicas: Vec<_> = status.replicas.iter().map(|replica| Self::new(&volume, replica)).collect();
+        let clients = 0..volume.clients.len();
         let end_of = |client: usize| replicas.iter().filter_map(|replica| Some(replica.logs.get(client)?.logged)).max();
         let ends: u64 = clients.filter_map(end_of).sum();
         for replica in replicas.iter_mut().filter(|replica| replica.failure.is_none()) {
@@ -138,8 +164,8 @@ impl ReplicaView {
         }
     }
 
-    fn new(status: &VolumeStatus, replica: &ReplicaStatus) -> Self {
-        let logs = status.record.clients.iter().zip(&replica.logs).map(|(client, log)| LogView {
+    fn new(volume: &v1::Volume, replica: &v1::VolumeReplica) -> Self {
+        let logs = volume.clients.iter().zip(&replica.logs).map(|(client, log)| LogView {
             client: client.clone(),
             logged: log.logged,
             committed: log.committed,
@@ -150,8 +176,8 @@ impl ReplicaView {
         });
         Self {
             node: replica.node.clone(),
-            live: status.record.chain.contains(&replica.node),
-            failure: replica.failure.clone(),
+            live: volume.live.contains(&replica.node),
+            failure: Some(replica.failure.clone()).filter(|failure| !failure.is_empty()),
             free_bytes: replica.free_bytes,
             full: replica.is_full,
             logs: logs.collect(),
@@ -177,12 +203,12 @@ pub(super) fn volume_table(volumes: &[VolumeView]) -> Table {
     for volume in volumes {
         table.add_row([
             volume.volume.clone(),
-            state_text(volume.state).to_owned(),
-            replicas_text(&volume.replicas),
-            replicas_text(&volume.live),
-            durability_text(volume.durability).to_owned(),
+            volume.state.to_owned(),
+            volume.replicas.join(","),
+            volume.live.join(","),
+            volume.durability.unwrap_or("-").to_owned(),
             format_bytes(volume.log_bytes),
-            volume.writer.as_ref().map_or("-", NodeName::as_str).to_owned(),
+            volume.writer.as_deref().unwrap_or("-").to_owned(),
         ]);
     }
     table
@@ -194,7 +220,7 @@ pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
     for replica in replicas {
         let free = replica.free_bytes.map_or_else(|| "-".to_owned(), format_bytes);
         let row = |cells: [String; 4]| {
-            [replica.node.to_string(), replica.state().to_owned(), free.clone()].into_iter().chain(cells)
+            [replica.node.clone(), replica.state().to_owned(), free.clone()].into_iter().chain(cells)
         };
         if replica.logs.is_empty() {
             table.add_row(row(["-"; 4].map(str::to_owned)));
@@ -202,7 +228,7 @@ pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
         for log in &replica.logs {
             let [logged, uncommitted, unpublished] =
                 [log.logged, log.uncommitted(), log.unpublished()].map(format_bytes);
-            table.add_row(row([log.client.to_string(), logged, uncommitted, unpublished]));
+            table.add_row(row([log.client.clone(), logged, uncommitted, unpublished]));
         }
     }
     table
@@ -215,29 +241,26 @@ pub(super) fn backlog_table(replicas: &[ReplicaView]) -> Option<Table> {
         let text = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
         let rate = replica.rate_bytes_per_s.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", format_bytes(rate)));
         let left = replica.backlog_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds} s"));
-        table.add_row([replica.node.to_string(), text(replica.backlog_bytes), rate, left]);
+        table.add_row([replica.node.clone(), text(replica.backlog_bytes), rate, left]);
     }
     replicas.iter().any(ReplicaView::has_backlog).then_some(table)
 }
 
-/// Lists nodes in the format of `--replicas`.
-pub(super) fn replicas_text(nodes: &[NodeName]) -> String {
-    let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
-    names.join(",")
-}
-
-fn state_text(state: VolumeState) -> &'static str {
+fn state_text(state: v1::VolumeState) -> &'static str {
     match state {
-        VolumeState::Creating => "creating",
-        VolumeState::Ready => "ready",
-        VolumeState::Dropping => "dropping",
+        v1::VolumeState::Unspecified => "unknown",
+        v1::VolumeState::Creating => "creating",
+        v1::VolumeState::Ready => "ready",
+        v1::VolumeState::Dropping => "dropping",
+        v1::VolumeState::Damaged => "damaged",
     }
 }
 
-fn durability_text(durability: Durability) -> &'static str {
+fn durability_text(durability: v1::VolumeDurability) -> Option<&'static str> {
     match durability {
-        Durability::Memory => "memory",
-        Durability::Disk => "disk",
+        v1::VolumeDurability::Unspecified => None,
+        v1::VolumeDurability::Memory => Some("memory"),
+        v1::VolumeDurability::Disk => Some("disk"),
     }
 }
 
@@ -245,29 +268,31 @@ fn durability_text(durability: Durability) -> &'static str {
 pub(super) mod tests {
     use std::time::Duration;
 
-    use farfork_cluster::catalog::{VolumeName, VolumeRecord};
-    use farfork_volume::process::LogStatus;
-
     use super::*;
 
-    pub(in super::super) fn status() -> VolumeStatus {
-        let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
-        let mut record = VolumeRecord::new(9, vec![n1.clone(), n2.clone()], 64 << 20, Durability::Disk);
-        (record.state, record.chain) = (VolumeState::Ready, vec![n1.clone()]);
-        (record.clients, record.writer) = (vec![n2.clone()], Some(0));
+    pub(in super::super) fn status() -> v1::VolumeStatus {
+        let [n1, n2] = ["n1", "n2"].map(str::to_owned);
+        let volume = v1::Volume {
+            name: "data".to_owned(),
+            state: v1::VolumeState::Ready.into(),
+            replicas: vec![n1.clone(), n2.clone()],
+            live: vec![n1.clone()],
+            durability: v1::VolumeDurability::Disk.into(),
+            log_bytes: 64 << 20,
+            clients: vec![n2.clone()],
+            writer: n2.clone(),
+            ..v1::Volume::default()
+        };
         let (published, coalesced, forwarded, compressed) = (0, 512, 8192, 700);
-        let log = LogStatus { logged: 8192, committed: 4096, published, coalesced, forwarded, compressed };
-        let unknown = ReplicaStatus::unknown(n2, "it is down".to_owned());
-        let replicas = vec![
-            ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(1 << 30), ..unknown.clone() },
-            unknown,
-        ];
-        VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas, catalog_failure: None }
+        let log = v1::VolumeLog { logged: 8192, committed: 4096, published, coalesced, forwarded, compressed };
+        let replica = v1::VolumeReplica { node: n1, logs: vec![log], free_bytes: Some(1 << 30), ..Default::default() };
+        let silent = v1::VolumeReplica { node: n2, failure: "it is down".to_owned(), ..Default::default() };
+        v1::VolumeStatus { volume: Some(volume), replicas: vec![replica, silent], catalog_failure: String::new() }
     }
 
     #[test]
     fn documents_have_stable_keys() {
-        let volume = serde_json::to_value(VolumeView::new(&status())).unwrap();
+        let volume = serde_json::to_value(VolumeView::of(&status())).unwrap();
         let expected = serde_json::json!({
             "volume": "data", "state": "ready", "replicas": ["n1", "n2"], "live": ["n1"], "durability": "disk",
             "log_bytes": 64 << 20, "clients": ["n2"], "writer": "n2",
@@ -288,20 +313,34 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_damaged_record_has_its_reason_and_the_next_step() {
+        let (state, damage) = (v1::VolumeState::Damaged.into(), "it has no chain".to_owned());
+        let view =
+            VolumeView::new(v1::Volume { name: "data".to_owned(), state, revision: 7, damage, ..Default::default() });
+        let document = serde_json::to_value(&view).unwrap();
+        assert_eq!((&document["state"], &document["durability"]), (&"damaged".into(), &serde_json::Value::Null));
+        assert_eq!(document["damage"], serde_json::json!({ "reason": "it has no chain", "revision": 7 }));
+        let text = view.describe_damage().unwrap();
+        assert!(text.contains("revision 7") && text.contains("import-catalog FILE data"), "{text}");
+        assert_eq!(VolumeView::of(&status()).describe_damage(), None);
+    }
+
+    #[test]
     fn the_newest_check_is_described() {
         let mut status = status();
-        assert_eq!(status.last_check(), None);
-        for (replica, at_seconds) in status.replicas.iter_mut().zip([2000, 1000]) {
-            replica.last_check = Some(LastCheck { at_seconds, differences: at_seconds / 1000, repaired: Vec::new() });
+        assert_eq!(LastCheckView::newest(&status), None);
+        for (replica, ended_unix_ms) in status.replicas.iter_mut().zip([2_000_000, 1_000_000]) {
+            let differences = ended_unix_ms / 1_000_000;
+            replica.last_check = Some(v1::VolumeCheckResult { ended_unix_ms, differences, repaired: Vec::new() });
         }
-        let newest = LastCheckView::new(status.last_check().unwrap());
+        let newest = LastCheckView::newest(&status).unwrap();
         assert_eq!((newest.unix_ms, newest.differences), (2_000_000, 2));
         assert!(newest.describe().contains("ago: differences: 2"));
     }
 
     #[test]
     fn tables_have_a_row_for_each_replica() {
-        let text = volume_table(&[VolumeView::new(&status())]).render();
+        let text = volume_table(&[VolumeView::of(&status())]).render();
         assert!(text.lines().nth(1).unwrap().starts_with("data    ready  n1,n2     n1    disk"), "{text}");
         let text = replica_table(&ReplicaView::all(&status())).render();
         assert_eq!(text.lines().count(), 3);
@@ -313,8 +352,8 @@ pub(super) mod tests {
     fn a_backlog_has_a_rate_and_a_time() {
         let mut status = status();
         assert!(backlog_table(&ReplicaView::all(&status)).is_none());
-        let lagging_log = LogStatus { logged: 8192 - 6000, ..status.replicas[0].logs[0] };
-        (status.replicas[1].failure, status.replicas[1].logs) = (None, vec![lagging_log]);
+        let lagging_log = v1::VolumeLog { logged: 8192 - 6000, ..status.replicas[0].logs[0] };
+        (status.replicas[1].failure, status.replicas[1].logs) = (String::new(), vec![lagging_log]);
         let earlier = ReplicaView::all(&status);
         status.replicas[1].logs[0].logged += 1000;
         let mut replicas = ReplicaView::all(&status);

@@ -1,15 +1,13 @@
 //! `farfork volume status --watch`: how fast each log is written, replicated and published.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_api::failure::Failure;
-use farfork_volume::process::VolumeStatus;
-use farfork_wire::NodeName;
+use farfork_api::v1::VolumeStatus;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::view::{ReplicaView, backlog_table};
+use super::view::{ReplicaView, VolumeView, backlog_table};
 use crate::output::screen::{draw, terminal_size};
 use crate::output::{Table, format_bytes, format_time_of_day, print_failure, write_bytes};
 
@@ -20,8 +18,8 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// previous report lacks the log.
 #[derive(Debug, PartialEq, Serialize)]
 struct LogRate {
-    node: NodeName,
-    client: NodeName,
+    node: String,
+    client: String,
     logged_per_s: Option<u64>,
     committed_per_s: Option<u64>,
     published_per_s: Option<u64>,
@@ -35,14 +33,14 @@ struct StatusSnapshot {
 
 /// Every second, calls `read` and shows the state that it returns. Continues until interrupted, or until the reader of
 /// the output closes the pipe. If `read` fails, shows the error and tries again.
-pub(super) fn watch(
-    read: impl Fn() -> Result<VolumeStatus, Failure>,
+pub(super) async fn watch(
+    read: impl AsyncFn() -> Result<VolumeStatus, Failure>,
     document: impl Fn(&VolumeStatus, &[ReplicaView]) -> anyhow::Result<Value>,
     is_json: bool,
 ) -> anyhow::Result<()> {
     let mut earlier: Option<StatusSnapshot> = None;
     loop {
-        let is_shown = match read() {
+        let is_shown = match read().await {
             Ok(status) => {
                 let mut now = StatusSnapshot { taken: Instant::now(), replicas: ReplicaView::all(&status) };
                 if let Some(earlier) = &earlier {
@@ -69,7 +67,7 @@ pub(super) fn watch(
         if is_shown.is_err() {
             return Ok(());
         }
-        thread::sleep(WATCH_INTERVAL);
+        tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }
 
@@ -107,8 +105,7 @@ fn rates_between(earlier: Option<&StatusSnapshot>, now: &StatusSnapshot) -> Vec<
 }
 
 fn render(status: &VolumeStatus, replicas: &[ReplicaView], rates: &[LogRate]) -> String {
-    let record = &status.record;
-    let writer = record.writer.and_then(|writer| record.clients.get(usize::from(writer)));
+    let volume = VolumeView::of(status);
     let mut table = Table::new(&[
         "REPLICA",
         "STATE",
@@ -124,15 +121,15 @@ fn render(status: &VolumeStatus, replicas: &[ReplicaView], rates: &[LogRate]) ->
     let mut rates = rates.iter();
     for replica in replicas {
         if replica.logs.is_empty() {
-            let cells = [replica.node.as_str(), replica.state()].into_iter().chain(["-"; 7]);
+            let cells = [&*replica.node, replica.state()].into_iter().chain(["-"; 7]);
             table.add_row(cells.map(str::to_owned));
         }
         for (log, rate) in replica.logs.iter().zip(rates.by_ref()) {
-            let in_use = log.logged.saturating_sub(log.published) as f64 / record.log_bytes.max(1) as f64;
+            let in_use = log.logged.saturating_sub(log.published) as f64 / volume.log_bytes.max(1) as f64;
             table.add_row([
-                replica.node.to_string(),
+                replica.node.clone(),
                 replica.state().to_owned(),
-                log.client.to_string(),
+                log.client.clone(),
                 rate_text(rate.logged_per_s),
                 rate_text(rate.committed_per_s),
                 rate_text(rate.published_per_s),
@@ -146,11 +143,11 @@ fn render(status: &VolumeStatus, replicas: &[ReplicaView], rates: &[LogRate]) ->
     format!(
         "{} UTC  volume {}: {} of {} replicas live, writer {}, logs of {}\n{}{backlogs}",
         format_time_of_day(),
-        status.name,
-        record.chain.len(),
-        record.replicas.len(),
-        writer.map_or("-", NodeName::as_str),
-        format_bytes(record.log_bytes),
+        volume.volume,
+        volume.live.len(),
+        volume.replicas.len(),
+        volume.writer.as_deref().unwrap_or("-"),
+        format_bytes(volume.log_bytes),
         table.render(),
     )
 }

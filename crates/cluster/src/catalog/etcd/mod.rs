@@ -19,7 +19,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::location::EtcdLocation;
-use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, VolumeRecord, record_damage};
+use super::{
+    Catalog, CatalogContents, CatalogError, DamagedRecord, VolumeName, VolumeNode, VolumeRecord, record_damage,
+};
 use connection::{EtcdConnection, EtcdReply};
 
 /// The version of the values that this build reads and writes.
@@ -140,7 +142,10 @@ impl EtcdCatalog {
                 let Ok(name) = VolumeName::new(name) else { continue };
                 match self.decode_volume(&key, &pair) {
                     Ok(record) => drop(contents.volumes.insert(name, record)),
-                    Err(reason) => drop(contents.damaged.insert(name, reason)),
+                    Err(reason) => {
+                        let revision = pair.mod_revision().cast_unsigned();
+                        contents.damaged.insert(name, DamagedRecord { revision, reason });
+                    }
                 }
             } else if let Some(name) = name.strip_prefix("/nodes/") {
                 // A node writes its own record again if it is missing.

@@ -20,7 +20,8 @@ use crate::chain::{CALL_TIMEOUT, membership};
 use crate::log::{LOG_BYTES_MAX, LOG_BYTES_MIN};
 use crate::process::channel::MessageChannel;
 use crate::process::control::{
-    ControlAnswer, ControlRequest, ExportedCatalog, NewVolume, ReplicaReplacement, ReplicaStatus, VolumeStatus,
+    CatalogImport, ControlAnswer, ControlRequest, ExportedCatalog, NewVolume, ReplicaReplacement, ReplicaStatus,
+    VolumeList, VolumeStatus,
 };
 use crate::record::PAGE_BYTES;
 
@@ -56,16 +57,11 @@ fn execute(
     match request {
         ControlRequest::Create(new) => create(node, new).map(|()| ControlAnswer::Done),
         ControlRequest::List => {
-            let contents = node.catalog.read().map_err(|error| error.to_string())?;
-            let volumes = contents.volumes.iter().map(|(name, record)| VolumeStatus {
-                name: name.clone(),
-                record: record.clone(),
-                replicas: Vec::new(),
-                catalog_failure: None,
-            });
-            Ok(ControlAnswer::Volumes(volumes.collect()))
+            let contents = node.read_catalog()?;
+            let (volumes, damaged) = (contents.volumes.clone(), contents.damaged.clone());
+            Ok(ControlAnswer::Volumes(VolumeList { volumes, damaged }))
         }
-        ControlRequest::Status(name) => Ok(ControlAnswer::Volumes(vec![status(node, name)?])),
+        ControlRequest::Status(name) => status(node, name).map(|status| ControlAnswer::Status(Box::new(status))),
         ControlRequest::Replace(replacement) => replace(node, &replacement),
         ControlRequest::Check(request) => {
             let report_progress = |progress| channel.send(&ControlAnswer::Progress(progress)).is_ok();
@@ -74,7 +70,7 @@ fn execute(
         ControlRequest::Drop(name) => drop_volume(node, &name, &[]).map(|()| ControlAnswer::Done),
         ControlRequest::DropReachable(name) => drop_reachable(node, &name),
         ControlRequest::ListNodes => {
-            let contents = node.catalog.read().map_err(|error| error.to_string())?;
+            let contents = node.read_catalog()?;
             Ok(ControlAnswer::Nodes(contents.nodes.keys().cloned().collect()))
         }
         ControlRequest::ExportCatalog => {
@@ -84,8 +80,8 @@ fn execute(
             damaged.map_or(Ok(None), |name| contents.volume(name)).map_err(|error| error.to_string())?;
             Ok(ControlAnswer::Catalog(Box::new(ExportedCatalog { contents: (*contents).clone(), failure })))
         }
-        ControlRequest::ImportCatalog(contents) => {
-            let imported = import_volumes(&*node.catalog, &contents);
+        ControlRequest::ImportCatalog(CatalogImport { contents, damaged }) => {
+            let imported = import_volumes(&*node.catalog, &contents, damaged);
             imported.map(ControlAnswer::Imported).map_err(|error| error.to_string())
         }
     }
@@ -151,9 +147,12 @@ fn abandon_creation(node: &Arc<OffloadNode>, key: &VolumeKey, record: &VolumeRec
 
 /// Reads the catalog. If this fails, returns what the node has read last, and the reason.
 fn read_or_recall(node: &OffloadNode) -> Result<(Arc<CatalogContents>, Option<String>), String> {
-    match node.catalog.read() {
+    match node.read_catalog() {
         Ok(contents) => Ok((contents, None)),
-        Err(error) => Ok((node.catalog.last_read().map_err(|_| error.to_string())?, Some(error.to_string()))),
+        Err(failure) => match node.catalog.last_read() {
+            Ok(contents) => Ok((contents, Some(failure))),
+            Err(_) => Err(failure),
+        },
     }
 }
 

@@ -127,8 +127,16 @@ pub enum OffloadError {
 /// # Errors
 /// When store, catalog or network cannot be used.
 pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
-    let store_failed = |source| OffloadError::Store { path: options.store.display().to_string(), source };
     let store = VolumeStore::new(&options.store);
+    serve_volumes(options, &store).inspect_err(|error| {
+        if let Err(error) = store.record_start_failure(Some(&error.to_string())) {
+            tracing::warn!(%error, "commands do not show why this process cannot start");
+        }
+    })
+}
+
+fn serve_volumes(options: &OffloadOptions, store: &VolumeStore) -> Result<(), OffloadError> {
+    let store_failed = |source| OffloadError::Store { path: options.store.display().to_string(), source };
     let _lock = store.lock(OFFLOAD).map_err(store_failed)?;
     let catalog: Arc<dyn Catalog> = options.catalog.open()?;
     let peers = PeerClients::new(Arc::clone(&catalog), options.credentials.clone());
@@ -146,6 +154,7 @@ pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
     check::scrub::start(&node, options.scrub_interval).map_err(store_failed)?;
     let clients = listen(&store.offload_socket()).map_err(store_failed)?;
     let control = listen(&store.control_socket()).map_err(store_failed)?;
+    store.record_start_failure(None).map_err(store_failed)?;
     let control_node = Arc::clone(&node);
     std::thread::spawn(move || accept(&control, |channel| commands::start(&control_node, channel)));
     accept(&clients, |channel| client_session::start(&node, channel));

@@ -238,8 +238,8 @@ fn a_commit_is_on_each_replica_and_published_on_each() {
     client.commit();
     let head = client.log.ring().head().position;
     let status = ControlRequest::Status(VolumeName::new("data").unwrap());
-    let ControlAnswer::Volumes(volumes) = cluster.control("n3", &status) else { panic!("no volumes") };
-    for replica in &volumes[0].replicas {
+    let ControlAnswer::Status(volume) = cluster.control("n3", &status) else { panic!("no status") };
+    for replica in &volume.replicas {
         assert_eq!((&replica.failure, replica.logs[0].logged), (&None, head), "{}", replica.node);
     }
     for node in NODES {
@@ -268,8 +268,8 @@ fn nodes_that_compress_and_nodes_that_do_not_are_in_one_chain() {
             client.commit();
         }
         let status = ControlRequest::Status(VolumeName::new("data").unwrap());
-        let ControlAnswer::Volumes(volumes) = cluster.control("n3", &status) else { panic!("no volumes") };
-        for replica in &volumes[0].replicas {
+        let ControlAnswer::Status(volume) = cluster.control("n3", &status) else { panic!("no status") };
+        for replica in &volume.replicas {
             let (name, log) = (replica.node.as_str(), replica.logs[0]);
             assert_eq!(log.forwarded >= log.logged, name != "n3", "{name}: {log:?}");
             assert_eq!(log.compressed < log.forwarded / 2, is_compressing(name), "{name}: {log:?}");

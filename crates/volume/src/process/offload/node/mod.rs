@@ -42,6 +42,8 @@ pub(super) struct OffloadNode {
     pub(super) name: NodeName,
     pub(super) store: VolumeStore,
     pub(super) catalog: Arc<dyn Catalog>,
+    /// Why the last read of `watch_catalog` has failed.
+    catalog_failure: Mutex<Option<String>>,
     pub(super) peers: PeerClients,
     pub(super) regions: Arc<RegionRegistry>,
     pub(super) worker: Mutex<WorkerLink>,
@@ -105,6 +107,7 @@ impl OffloadNode {
             name,
             store,
             catalog,
+            catalog_failure: Mutex::default(),
             peers,
             regions,
             worker,
@@ -116,6 +119,21 @@ impl OffloadNode {
             replica_change_lock: Mutex::default(),
             volumes: Mutex::default(),
         })
+    }
+
+    /// Reads the catalog for a command. If it is known that the catalog does not answer, fails at once.
+    ///
+    /// # Errors
+    /// Why the catalog cannot be read.
+    pub(super) fn read_catalog(&self) -> Result<Arc<CatalogContents>, String> {
+        match self.lock_catalog_failure().clone() {
+            Some(failure) => Err(failure),
+            None => self.catalog.read().map_err(|error| error.to_string()),
+        }
+    }
+
+    fn lock_catalog_failure(&self) -> MutexGuard<'_, Option<String>> {
+        self.catalog_failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the record of a volume from the catalog.
@@ -296,17 +314,19 @@ impl OffloadNode {
     pub(super) fn watch_catalog(self: &Arc<Self>, address: VolumeNode) -> io::Result<()> {
         let node = Arc::clone(self);
         thread::Builder::new().name("catalog".to_owned()).spawn(move || {
-            let mut is_silent = false;
             loop {
-                match node.catalog.read() {
+                let read = node.catalog.read();
+                let failure = read.as_ref().err().map(ToString::to_string);
+                let earlier = std::mem::replace(&mut *node.lock_catalog_failure(), failure);
+                match read {
                     Ok(contents) => {
                         node.apply_catalog(&contents);
                         node.register_again(&contents, &address);
-                        if std::mem::take(&mut is_silent) {
+                        if earlier.is_some() {
                             tracing::info!("the catalog can be read again, and waiting calls continue");
                         }
                     }
-                    Err(error) if !std::mem::replace(&mut is_silent, true) => {
+                    Err(error) if earlier.is_none() => {
                         tracing::warn!(%error, "calls that open files or need another writer wait for the catalog");
                     }
                     Err(_) => {}

@@ -1,30 +1,28 @@
-//! Runs the offload process and the host worker of the node's volumes. Reports the directories of the volumes to
-//! `farfork volume`, at `volumes.sock` in the run directory. `daemon` starts and stops this service.
+//! Runs the offload process and the host worker of the node's volumes. `daemon` starts and stops this service.
 //!
-//! The processes start with the first connection, or when the catalog has a volume or a node that serves volumes. A
+//! The processes start with the first request, or when the catalog has a volume or a node that serves volumes. A
 //! cluster without volumes therefore has none of these processes, and each node makes one stat(2) every half second.
 
 use std::fs::DirBuilder;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
-use std::net::{IpAddr, Shutdown};
+use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farfork_cluster::catalog::CatalogLocation;
 use farfork_trust::Credentials;
 use farfork_volume::process::{
     NodeSupervisor, OffloadMode, OffloadOptions, ProcessRole, STORE_PATH_BYTES_MAX, VolumeStore, run_offload,
 };
 use farfork_wire::NodeName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::{Deserialize, Serialize};
 
+use super::OffloadRequests;
 use crate::options::VolumeOptions;
 
 /// Interval between checks whether the cluster uses volumes. The first `farfork volume create` waits for the next
@@ -32,35 +30,26 @@ use crate::options::VolumeOptions;
 const CATALOG_INTERVAL: Duration = Duration::from_millis(500);
 /// Delay before the processes are started again after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Time limit for a daemon to report the location of its volumes.
-const LOCATE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of a reply, in bytes. A reply has two paths and a reason.
-const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// The location of a node's volumes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VolumeLocation {
-    /// The node.
-    pub node: NodeName,
-    /// The directory of the node's replicas.
-    pub store: PathBuf,
-    /// The cluster's catalog.
-    pub catalog: CatalogLocation,
-    /// Why the processes of the volumes do not run; `None` while they are supervised.
-    pub failure: Option<String>,
+/// The reply to a request to start the processes: why they do not run; `None` while they are supervised.
+type StartReply = Option<String>;
+
+/// Sends requests to the thread that supervises the processes.
+#[derive(Debug)]
+pub(super) struct StartRequests {
+    replies: mpsc::Sender<mpsc::SyncSender<StartReply>>,
+    /// Gets one byte for each request, so that the thread wakes up.
+    wakeup: PipeWriter,
 }
 
-/// Requests the location of a node's volumes from the daemon with this API socket. The request makes the daemon start
-/// the processes of the volumes.
-///
-/// # Errors
-/// No daemon listens at the socket, or the daemon sends no valid reply in time.
-pub fn locate_volumes(node_socket: &Path) -> io::Result<VolumeLocation> {
-    let stream = UnixStream::connect(farfork_api::run_dir::volume_socket_near(node_socket))?;
-    stream.set_read_timeout(Some(LOCATE_TIMEOUT))?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
-    serde_json::from_slice(&answer).map_err(io::Error::other)
+impl StartRequests {
+    /// Makes the thread start the processes, if they do not run. Returns `None` if there is no reply within `limit`.
+    pub(super) fn request(&self, limit: Duration) -> Option<StartReply> {
+        let (reply, replied) = mpsc::sync_channel(1);
+        self.replies.send(reply).ok()?;
+        (&self.wakeup).write_all(&[0]).ok()?;
+        replied.recv_timeout(limit).ok()
+    }
 }
 
 /// Configuration of the processes of the volumes.
@@ -81,21 +70,24 @@ pub(crate) struct VolumeService {
 }
 
 impl VolumeService {
-    /// Starts the thread, which replies to connections at the listener.
+    /// Starts the thread.
     ///
     /// # Errors
     /// The error of pipe(2), or of the start of a thread.
-    pub(crate) fn start(config: VolumeServiceConfig, listener: UnixListener) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
+    pub(crate) fn start(config: VolumeServiceConfig) -> io::Result<(Self, OffloadRequests)> {
         let (stopped, stop) = io::pipe()?;
+        let (wakeups, wakeup) = io::pipe()?;
+        let (replies, requests) = mpsc::channel();
+        let starts = StartRequests { replies, wakeup };
+        let offload = OffloadRequests::new(config.node.clone(), &config.options, starts);
         let serve = move || {
-            let service = VolumeServiceThread { config, listener, stopped };
+            let service = VolumeServiceThread { config, requests, wakeups, stopped };
             if let Err(error) = service.run() {
                 tracing::error!(%error, "the processes of volumes are not supervised any more: restart this daemon");
             }
         };
         let thread = thread::Builder::new().name("volumes".to_owned()).spawn(serve)?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok((Self { stop: Some(stop), thread: Some(thread) }, offload))
     }
 }
 
@@ -112,20 +104,22 @@ impl Drop for VolumeService {
 enum ServiceWakeup {
     /// The daemon stops.
     Stop,
-    /// Commands have connected.
-    Connections,
+    /// There are requests.
+    Requests,
     /// The time limit has passed.
     Timeout,
 }
 
 /// ```text
-///  idle ── a command connects, or the catalog is in use ──▶ starting ──▶ supervising ──▶ the daemon stops
-///                                                             ▲  │ failure: answered to commands
-///                                                             └──┘ after RETRY_INTERVAL
+///  idle ── a request, or the catalog is in use ──▶ starting ──▶ supervising ──▶ the daemon stops
+///                                                   ▲  │ failure: answered to requests
+///                                                   └──┘ after RETRY_INTERVAL, or with the next request
 /// ```
 struct VolumeServiceThread {
     config: VolumeServiceConfig,
-    listener: UnixListener,
+    requests: mpsc::Receiver<mpsc::SyncSender<StartReply>>,
+    /// Readable while there are requests.
+    wakeups: PipeReader,
     stopped: PipeReader,
 }
 
@@ -155,7 +149,7 @@ impl VolumeServiceThread {
         tracing::info!(store = %self.config.options.store.display(), "this node serves volumes");
         loop {
             self.answer_all(None);
-            supervisor.wait(&[self.stopped.as_fd(), self.listener.as_fd()], None)?;
+            supervisor.wait(&[self.stopped.as_fd(), self.wakeups.as_fd()], None)?;
             if self.wait(Duration::ZERO)? == ServiceWakeup::Stop {
                 return Ok(());
             }
@@ -163,34 +157,37 @@ impl VolumeServiceThread {
         }
     }
 
-    /// Replies to commands while the threads of the volumes run.
+    /// Replies to requests while the threads of the volumes run.
     fn wait_for_inline(&self, offload: &JoinHandle<()>) -> io::Result<()> {
         tracing::info!(store = %self.config.options.store.display(), "this node serves volumes in threads of the daemon");
         loop {
             // Failed threads cannot be started again, because other threads of the volumes may still run.
-            let failure = offload.is_finished().then_some("its threads have ended, see the log: restart the daemon");
-            self.answer_all(failure);
+            let failure = offload.is_finished().then(|| {
+                let cause = VolumeStore::new(&self.config.options.store).start_failure();
+                format!("its threads have ended: {}: restart the daemon", cause.as_deref().unwrap_or("see the log"))
+            });
+            self.answer_all(failure.as_deref());
             if self.wait(CATALOG_INTERVAL)? == ServiceWakeup::Stop {
                 return Ok(());
             }
         }
     }
 
-    /// Waits until commands have connected, the daemon stops, or the time limit has passed.
+    /// Waits until there are requests, the daemon stops, or the time limit has passed.
     fn wait(&self, limit: Duration) -> io::Result<ServiceWakeup> {
-        let watched = [self.stopped.as_fd(), self.listener.as_fd()];
+        let watched = [self.stopped.as_fd(), self.wakeups.as_fd()];
         let mut polled = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit)))?;
-        let [stop, connections] = polled.map(|fd| !fd.revents().is_empty());
-        Ok(match (stop, connections) {
+        let [stop, requests] = polled.map(|fd| !fd.revents().is_empty());
+        Ok(match (stop, requests) {
             (true, _) => ServiceWakeup::Stop,
-            (false, true) => ServiceWakeup::Connections,
+            (false, true) => ServiceWakeup::Requests,
             (false, false) => ServiceWakeup::Timeout,
         })
     }
 
-    /// Waits until a command connects, the catalog is in use, or the daemon stops. A catalog that cannot be read counts as used:
+    /// Waits until there is a request, the catalog is in use, or the daemon stops. A catalog that cannot be read counts as used:
     /// the offload process reports it.
     fn wait_until_used(&self) -> io::Result<ServiceWakeup> {
         let Ok(catalog) = self.config.options.catalog.open() else { return Ok(ServiceWakeup::Timeout) };
@@ -203,19 +200,13 @@ impl VolumeServiceThread {
         Ok(ServiceWakeup::Timeout)
     }
 
-    /// Sends the location of the volumes to all connected commands.
+    /// Replies to all requests.
     fn answer_all(&self, failure: Option<&str>) {
-        while let Ok((mut stream, _)) = self.listener.accept() {
-            let location = VolumeLocation {
-                node: self.config.node.clone(),
-                store: self.config.options.store.clone(),
-                catalog: self.config.options.catalog.clone(),
-                failure: failure.map(str::to_owned),
-            };
-            // The write does not block: the reply fits into the buffer of a new connection. Errors are ignored, because
-            // the command may have ended.
-            let sent = serde_json::to_writer(&mut stream, &location).map_err(io::Error::from);
-            let _ = sent.and_then(|()| stream.flush()).and_then(|()| stream.shutdown(Shutdown::Write));
+        while let Ok(reply) = self.requests.try_recv() {
+            // Waits for the byte of the request if its thread has not written it yet.
+            let _ = (&self.wakeups).read(&mut [0]);
+            // The requester may have stopped waiting.
+            let _ = reply.try_send(failure.map(str::to_owned));
         }
     }
 
@@ -270,6 +261,8 @@ impl VolumeServiceThread {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| format!("cannot make the directory {}: {error}", directory.display()))?;
         }
+        // The failure of an earlier daemon may have ended.
+        VolumeStore::new(store).record_start_failure(None).map_err(|error| error.to_string())?;
         self.config.options.copy_method.check(store).map_err(|error| error.to_string())
     }
 
@@ -322,9 +315,11 @@ fn require_catalog(store: &Path, catalog: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
-    fn service(directory: &Path, store: PathBuf) -> VolumeService {
+    fn service(directory: &Path, store: PathBuf) -> (VolumeService, OffloadRequests) {
         let node = NodeName::new("n1").unwrap();
         let config = VolumeServiceConfig {
             options: VolumeOptions::new(&node, Some(store), Some(directory.join("shared/catalog").into())),
@@ -332,19 +327,20 @@ mod tests {
             listen: "127.0.0.1".parse().unwrap(),
             credentials: None,
         };
-        let listener = UnixListener::bind(directory.join("volumes.sock")).unwrap();
-        VolumeService::start(config, listener).unwrap()
+        VolumeService::start(config).unwrap()
     }
 
     #[test]
-    fn a_store_with_a_long_path_is_reported_to_commands() {
+    fn a_store_with_a_long_path_is_reported_to_each_request() {
         let directory = tempfile::tempdir().unwrap();
         let store = directory.path().join("x".repeat(STORE_PATH_BYTES_MAX));
-        let running = service(directory.path(), store.clone());
-        let location = locate_volumes(&directory.path().join("node.sock")).unwrap();
-        assert_eq!((location.node.as_str(), &location.store), ("n1", &store));
-        assert!(location.failure.unwrap().contains("--volumes"));
+        let (running, offload) = service(directory.path(), store.clone());
+        for _ in 0..2 {
+            let failure = offload.require_processes("the volumes").unwrap_err();
+            assert!(failure.cause().contains("node n1") && failure.cause().contains("--volumes"), "{failure}");
+        }
         drop(running);
+        assert!(offload.require_processes("the volumes").is_err(), "the daemon has stopped");
         assert!(!store.exists());
     }
 
