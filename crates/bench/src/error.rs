@@ -145,18 +145,6 @@ pub(crate) enum BenchError {
         /// The last message of the command that failed.
         cause: String,
     },
-    /// A signal cannot be sent to a process of a node.
-    #[error("process {pid} of the node in {} cannot be sent signal {signal}: {cause}", run_dir.display())]
-    Signal {
-        /// The signal's number.
-        signal: i32,
-        /// The process.
-        pid: i32,
-        /// The directory of the node's files.
-        run_dir: PathBuf,
-        /// The cause.
-        cause: io::Error,
-    },
     /// A peer system cannot be measured.
     #[error(transparent)]
     Criu(#[from] CriuError),

@@ -8,19 +8,19 @@
 // stress/     `farfork stress`: one module per long run
 //   │  experiment/: what they share: nodes, clients, children, checks of logs and leaks
 //   ├─▶ workload/   measured programs           ─┐ C++ programs, embedded in this program
-//   └─▶ baseline/   floors, CRIU and GlusterFS  ─┘ (`embedded_program` runs them)
+//   └─▶ baseline/   floors, CRIU and GlusterFS  ─┘ (`machine` runs them)
 //
 // `figure` describes a measured figure, `samples` has its samples, and `report` the tables and plots that a benchmark makes
 // of them: as text, as JSON, and in pages. `options` has options that several benchmarks share, and `reference` the
 // published figures. If both sides of a connection are measured, each side is an `endpoint`: another process of this
 // program. `peer` has other RPC systems.
 //
-// `scratch` has the files of a run, and removes them with the nodes if the benchmark is killed. `suite` runs all
-// benchmarks, each as a process. `plan` runs commands and experiments on remote hosts.
+// `machine` is the interface to the machines on which everything runs. `scratch` has the files of a run, and removes them
+// with the nodes if the benchmark is killed. `suite` runs all benchmarks, each as a process. `plan` runs commands and
+// experiments on remote hosts.
 
 mod baseline;
 mod benchmark;
-mod embedded_program;
 mod end_with_parent;
 mod endpoint;
 mod error;
@@ -38,7 +38,6 @@ mod samples;
 mod scratch;
 mod stress;
 mod suite;
-mod veth_network;
 mod workload;
 
 use std::process::ExitCode;

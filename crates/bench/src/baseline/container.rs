@@ -2,12 +2,12 @@
 //! program, and lists that work.
 
 use std::io;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use super::local_fanout::{ChildNetwork, LocalFanout};
-use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::program::EmbeddedProgram;
 
 /// The program.
 pub(crate) const CONTAINER: EmbeddedProgram =
@@ -22,27 +22,28 @@ pub(crate) enum BareContainerRefusal {
     CgroupDenied { group: PathBuf, cause: io::Error },
 }
 
-/// Starts the program with this much memory. Its children are in this kind of network.
+/// Installs the program, and starts it with this much memory. Its children are in this kind of network.
 pub(crate) fn start(
-    program: &Path,
+    machine: &dyn Machine,
     mib: u64,
     network: ChildNetwork,
 ) -> Result<Result<LocalFanout, BareContainerRefusal>, BenchError> {
     let Some(group) = super::unified_cgroup_for(super::CONTAINERS_GROUP)? else {
         return Ok(Err(BareContainerRefusal::NoUnifiedHierarchy));
     };
-    start_in(program, mib, network, group)
+    start_in(machine, mib, network, group)
 }
 
 fn start_in(
-    program: &Path,
+    machine: &dyn Machine,
     mib: u64,
     network: ChildNetwork,
     group: PathBuf,
 ) -> Result<Result<LocalFanout, BareContainerRefusal>, BenchError> {
-    let mut command = Command::new(program);
+    CONTAINER.install(machine)?;
+    let mut command = CONTAINER.command(machine);
     command.args([mib, network as u64].map(|number| number.to_string())).arg(&group);
-    let mut program = ChildProgram::start(CONTAINER.name, &command)?;
+    let mut program = machine.start(CONTAINER.name, &command)?;
     Ok(match program.read_answer("ready")? {
         [0] => Ok(LocalFanout::from_program(program, mib)),
         [errno] => Err(BareContainerRefusal::CgroupDenied { group, cause: io::Error::from_raw_os_error(errno as i32) }),
@@ -56,8 +57,9 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use super::{BareContainerRefusal, CONTAINER, ChildNetwork, start, start_in};
+    use super::{BareContainerRefusal, ChildNetwork, start, start_in};
     use crate::baseline::{CONTAINERS_GROUP, unified_cgroup_for};
+    use crate::machine::namespace::NamespaceMachine;
 
     /// Time limit for the end of killed processes that are not children of this test.
     const GONE_LIMIT: Duration = Duration::from_secs(60);
@@ -73,16 +75,16 @@ mod tests {
     #[test]
     fn children_have_namespaces_and_leave_nothing_after_kills() {
         let scratch = tempfile::tempdir().unwrap();
-        let program = CONTAINER.install(scratch.path()).unwrap();
+        let machine = NamespaceMachine::own(scratch.path());
         let Some(group) = unified_cgroup_for(CONTAINERS_GROUP).unwrap() else {
             assert!(matches!(
-                start(&program, 4, ChildNetwork::Host),
+                start(&machine, 4, ChildNetwork::Host),
                 Ok(Err(BareContainerRefusal::NoUnifiedHierarchy))
             ));
             return;
         };
         for network in [ChildNetwork::Private, ChildNetwork::Shared, ChildNetwork::Host] {
-            let mut crowd = start(&program, 4, network).unwrap().unwrap();
+            let mut crowd = start(&machine, 4, network).unwrap().unwrap();
             assert!(group.exists());
             let (took, answers) = crowd.fan_out(7, 20).unwrap();
             assert_eq!(answers.len(), 20);
@@ -94,7 +96,7 @@ mod tests {
             wait_until_gone(&group);
         }
         let nowhere = group.join("missing");
-        let refused = start_in(&program, 4, ChildNetwork::Host, nowhere).unwrap().unwrap_err();
+        let refused = start_in(&machine, 4, ChildNetwork::Host, nowhere).unwrap().unwrap_err();
         assert!(refused.to_string().contains("farfork-bench") && refused.to_string().contains("No such file"));
     }
 }

@@ -1,11 +1,12 @@
 //! The floor of calls: two minimal programs that exchange messages over the same link. `echo.cpp` is the program.
 
-use std::net::Ipv4Addr;
-use std::path::Path;
+use std::process::Command;
 
-use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::veth_network::VethNetwork;
+use crate::experiment::testbed::Testbed;
+use crate::machine::Machine;
+use crate::machine::connection::ConnectedPrograms;
+use crate::machine::program::{EmbeddedProgram, RunningProgram};
 
 /// The program.
 pub(crate) const ECHO: EmbeddedProgram =
@@ -16,8 +17,7 @@ const MESSAGE_BYTES: usize = 32;
 
 /// The parameters of the echo.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BareEcho<'a> {
-    pub(crate) program: &'a Path,
+pub(crate) struct BareEcho {
     pub(crate) connections: usize,
     pub(crate) window: usize,
     pub(crate) seconds: f64,
@@ -27,36 +27,33 @@ pub(crate) struct BareEcho<'a> {
     pub(crate) pinned: bool,
 }
 
-impl BareEcho<'_> {
-    /// Measures the messages per second of all connections.
-    pub(crate) fn measure_per_s(&self, links: &VethNetwork) -> Result<f64, BenchError> {
-        let (ip, mode) = (VethNetwork::server_ip(0), if self.spins { "spin" } else { "sleep" });
-        let mut server = links.server_command();
-        self.pin_to_processor(&mut server, "0");
-        server.arg(self.program).args(["serve", &ip.to_string(), mode]);
-        let mut server = ChildProgram::start(ECHO.name, &server)?;
-        let [port] = server.read_answer("listening")?;
-        let mut client = ChildProgram::start(ECHO.name, &self.client_command(links, ip, port, mode))?;
-        let [] = client.read_answer("ready")?;
-        let [echoed, ns, wrong] = client.request(b'g', "echoed")?;
+impl BareEcho {
+    /// Measures the messages per second of all connections. The program is installed on the server and the first client.
+    pub(crate) fn measure_per_s(&self, testbed: &Testbed) -> Result<f64, BenchError> {
+        let (on, mode) = (testbed.server(), if self.spins { "spin" } else { "sleep" });
+        let server = self.start(on, "0", ["serve", &on.address().to_string(), mode])?;
+        let mut connected = ConnectedPrograms::start(on, server, testbed.clients(1), |machine, to| {
+            let [ip, port, seconds] = [to.ip().to_string(), to.port().to_string(), self.seconds.to_string()];
+            let sizes = [self.connections, self.window, MESSAGE_BYTES].map(|number| number.to_string());
+            let [connections, window, bytes] = &sizes;
+            self.start(machine, "1", ["drive", &ip, &port, connections, window, bytes, &seconds, mode])
+        })?;
+        let [echoed, ns, wrong] = connected.clients[0].request(b'g', "echoed")?;
         match u64::try_from(wrong) {
             Ok(0) => Ok(echoed as f64 / (ns as f64 / 1e9)),
             wrong => Err(BenchError::WrongMemory { count: wrong.unwrap_or(u64::MAX), what: "bytes of an echo" }),
         }
     }
 
-    fn client_command(&self, links: &VethNetwork, ip: Ipv4Addr, port: i64, mode: &str) -> std::process::Command {
-        let mut client = links.client_command(0);
-        self.pin_to_processor(&mut client, "1");
-        client.arg(self.program).args(["drive", &ip.to_string(), &port.to_string()]);
-        client.args([self.connections, self.window, MESSAGE_BYTES].map(|number| number.to_string()));
-        client.args([&self.seconds.to_string(), mode]);
-        client
-    }
-
-    fn pin_to_processor(&self, command: &mut std::process::Command, processor: &str) {
-        if self.pinned {
-            command.args(["taskset", "--cpu-list", processor]);
-        }
+    fn start<const N: usize>(
+        &self,
+        machine: &dyn Machine,
+        processor: &str,
+        arguments: [&str; N],
+    ) -> Result<RunningProgram, BenchError> {
+        let program = ECHO.command(machine);
+        let mut command = Command::new("taskset");
+        command.args(["--cpu-list", processor]).arg(program.get_program());
+        machine.start(ECHO.name, if self.pinned { command } else { program }.args(arguments))
     }
 }

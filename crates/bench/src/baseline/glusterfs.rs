@@ -12,9 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::LocalNode;
-
 use crate::error::BenchError;
+use crate::experiment::nodes::ClusterNode;
 
 /// Debian's package with all programs of GlusterFS.
 pub(crate) const PACKAGE: &str = "glusterfs-server";
@@ -87,7 +86,7 @@ struct ServerFiles(PathBuf);
 /// Starts a volume.
 #[derive(Debug)]
 struct GlusterSetup<'a> {
-    nodes: &'a [LocalNode],
+    nodes: &'a [ClusterNode],
     files: Vec<ServerFiles>,
     deadline: Instant,
 }
@@ -108,7 +107,7 @@ impl GlusterVolume {
     /// # Errors
     /// A process of GlusterFS cannot be started, or does not work in time, or `check_interrupt` fails.
     pub(crate) fn start(
-        nodes: &[LocalNode],
+        nodes: &[ClusterNode],
         memory: &Path,
         check_interrupt: InterruptCheck<'_>,
     ) -> Result<Self, BenchError> {
@@ -144,13 +143,13 @@ impl GlusterSetup<'_> {
     /// Connects the servers, creates the volume and starts it.
     fn create_volume(&self, check_interrupt: InterruptCheck<'_>) -> Result<(), BenchError> {
         for node in &self.nodes[1..] {
-            let address = node.address.ip().to_string();
+            let address = node.machine().address().to_string();
             self.retry(check_interrupt, || self.run_console(&["peer", "probe", &address]))?;
         }
         let replicas = self.nodes.len().to_string();
         let bricks = self.nodes.iter().zip(&self.files);
         let bricks: Vec<_> =
-            bricks.map(|(node, files)| format!("{}:{}", node.address.ip(), files.brick().display())).collect();
+            bricks.map(|(node, files)| format!("{}:{}", node.machine().address(), files.brick().display())).collect();
         let mut create = vec!["volume", "create", VOLUME, "replica", &replicas, "transport", "tcp"];
         create.extend(bricks.iter().map(String::as_str));
         // `force`: the bricks may be on the file system of the root directory.
@@ -202,14 +201,9 @@ impl GlusterSetup<'_> {
         let files = &self.files[0];
         let mut command = isolated_shell(&[], CONSOLE_SCRIPT);
         command.args([CONSOLE, "--mode=script"]).arg(format!("--glusterd-sock={}", files.socket().display()));
-        command.arg(format!("--log-file={}", files.log("console").display())).args(arguments).stdin(Stdio::null());
-        let failed = |cause| BenchError::Program { program: CONSOLE, cause };
-        let output = self.nodes[0].run_in_network(|| command.output()).map_err(failed)?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let text = [output.stdout, output.stderr].concat();
-        Err(failed(io::Error::other(String::from_utf8_lossy(&text).trim().to_owned())))
+        command.arg(format!("--log-file={}", files.log("console").display())).args(arguments);
+        let output = self.nodes[0].machine().run(CONSOLE, &command, &[])?;
+        Ok(String::from_utf8_lossy(&output).into_owned())
     }
 }
 
@@ -253,7 +247,7 @@ impl ServerFiles {
 
 impl BackgroundProcess {
     /// Starts the server of a node.
-    fn start_server(node: &LocalNode, files: &ServerFiles) -> io::Result<Self> {
+    fn start_server(node: &ClusterNode, files: &ServerFiles) -> io::Result<Self> {
         let mut command = isolated_shell(&["--pid", "--fork", "--kill-child", "--mount-proc"], SERVER_SCRIPT);
         command.args([SERVER, "--no-daemon"]);
         let options = [
@@ -268,24 +262,25 @@ impl BackgroundProcess {
         }
         command.arg(format!("--pid-file={}", files.run().join("glusterd.pid").display()));
         command.arg(format!("--log-file={}", files.log(SERVER).display()));
-        Self::spawn(node, &mut command)
+        Self::spawn(node, &command)
     }
 
     /// Starts the client of a node, which mounts the volume at `directory`.
-    fn start_client(node: &LocalNode, files: &ServerFiles, directory: &Path) -> io::Result<Self> {
+    fn start_client(node: &ClusterNode, files: &ServerFiles, directory: &Path) -> io::Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", CLIENT_SCRIPT, "sh"]).arg(directory).args([CLIENT, "--no-daemon"]);
-        command.arg(format!("--volfile-server={}", node.address.ip()));
+        command.arg(format!("--volfile-server={}", node.machine().address()));
         command.arg(format!("--volfile-id=/{VOLUME}"));
         command.arg(format!("--log-file={}", files.log(CLIENT).display()));
         command.arg(directory);
-        Self::spawn(node, &mut command)
+        Self::spawn(node, &command)
     }
 
-    fn spawn(node: &LocalNode, command: &mut Command) -> io::Result<Self> {
+    fn spawn(node: &ClusterNode, command: &Command) -> io::Result<Self> {
+        let mut command = node.machine().command(command);
         // Ctrl-C must reach only the benchmark, which ends the shell itself.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-        Ok(Self(node.run_in_network(|| command.spawn())?))
+        Ok(Self(command.spawn()?))
     }
 }
 

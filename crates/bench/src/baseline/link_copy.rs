@@ -1,13 +1,10 @@
-//! The floor of paging: two minimal programs, each in the namespace of one node, that copy a given number of bytes over
+//! The floor of paging: two minimal programs, each on the machine of one node, that copy a given number of bytes over
 //! the link between the nodes. `link_copy.cpp` is the program.
 
-use std::path::Path;
-use std::process::Command;
-
-use farfork_cluster::local::LocalNode;
-
-use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
+use crate::experiment::nodes::ClusterNode;
+use crate::machine::connection::ConnectedPrograms;
+use crate::machine::program::EmbeddedProgram;
 use crate::workload::micro::ns_to_ms;
 
 /// The program.
@@ -24,22 +21,17 @@ const MEMORY_COPY_RATIO_MIN: f64 = 0.5;
 
 /// A pair of programs at the ends of the link. They are killed when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct LinkCopy {
-    receiver: ChildProgram,
-    /// Killed when this value is dropped.
-    _sender: ChildProgram,
-}
+pub(crate) struct LinkCopy(ConnectedPrograms);
 
 impl LinkCopy {
-    /// Starts both programs, ready to copy `mib` from the first node to the second.
-    pub(crate) fn open(program: &Path, nodes: &[LocalNode], mib: u64) -> Result<Self, BenchError> {
-        let (ip, mib) = (nodes[0].address.ip().to_string(), mib.to_string());
-        let mut sender = ChildProgram::start(LINK_COPY.name, &node_command(&nodes[0], program, &["send", &ip, &mib]))?;
-        let [port] = sender.read_answer("listening")?;
-        let arguments = ["receive", &ip, &port.to_string(), &mib];
-        let mut receiver = ChildProgram::start(LINK_COPY.name, &node_command(&nodes[1], program, &arguments))?;
-        let [] = receiver.read_answer("ready")?;
-        Ok(Self { receiver, _sender: sender })
+    /// Starts the installed programs, ready to copy `mib` from the first node to the second.
+    pub(crate) fn open(nodes: &[ClusterNode], mib: u64) -> Result<Self, BenchError> {
+        let (on, mib) = (nodes[0].machine(), mib.to_string());
+        let sender = LINK_COPY.start(on, ["send", &on.address().to_string(), &mib])?;
+        let connected = ConnectedPrograms::start(on, sender, [nodes[1].machine()], |machine, to| {
+            LINK_COPY.start(machine, ["receive", &to.ip().to_string(), &to.port().to_string(), &mib])
+        });
+        connected.map(Self)
     }
 
     /// Copies once over the link. Returns the time in ms, from the request to the last byte in memory.
@@ -53,7 +45,7 @@ impl LinkCopy {
     }
 
     fn request_copy(&mut self, command: u8) -> Result<f64, BenchError> {
-        let [ns, wrong] = self.receiver.request(command, "copied")?;
+        let [ns, wrong] = self.0.clients[0].request(command, "copied")?;
         match u64::try_from(wrong) {
             Ok(0) => Ok(ns_to_ms(ns)),
             wrong => {
@@ -61,12 +53,6 @@ impl LinkCopy {
             }
         }
     }
-}
-
-fn node_command(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new("ip");
-    command.args(["netns", "exec", &node.netns]).arg(program).args(arguments);
-    command
 }
 
 /// Why the medians of copies of this size are implausible; `None` if they are plausible.

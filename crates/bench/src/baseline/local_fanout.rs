@@ -1,15 +1,14 @@
 //! Floors of a fan-out: local forks of a process with as much memory as the parent. They do the work of farfork's
 //! children, with or without a container's namespaces. `local_fanout.cpp` is the program.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::program::{EmbeddedProgram, RunningProgram};
 use crate::workload::sparse;
 
 /// The program.
@@ -57,24 +56,25 @@ pub(crate) struct ChildLatency {
 /// A process that forks many children. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct LocalFanout {
-    program: ChildProgram,
+    program: RunningProgram,
     mib: u64,
 }
 
 impl LocalFanout {
-    /// Starts the process with this much memory. Its children use `containers` sets of namespaces with this kind of
+    /// Starts the installed process with this much memory. Its children use `containers` sets of namespaces with this kind of
     /// network in turn; none if 0.
-    pub(crate) fn start(program: &Path, mib: u64, containers: u64, network: ChildNetwork) -> Result<Self, BenchError> {
-        let mut command = Command::new(program);
-        let network = network as u64;
-        command.args([mib, CONCURRENT_CHILDREN, containers, network].map(|number| number.to_string()));
-        let mut program = ChildProgram::start(LOCAL_FANOUT.name, &command)?;
-        let [] = program.read_answer("ready")?;
-        Ok(Self::from_program(program, mib))
+    pub(crate) fn start(
+        machine: &dyn Machine,
+        mib: u64,
+        containers: u64,
+        network: ChildNetwork,
+    ) -> Result<Self, BenchError> {
+        let arguments = [mib, CONCURRENT_CHILDREN, containers, network as u64].map(|number| number.to_string());
+        Ok(Self::from_program(LOCAL_FANOUT.start(machine, arguments)?.ready()?, mib))
     }
 
     /// Wraps a running program that takes the requests of `local_fanout.cpp`.
-    pub(super) fn from_program(program: ChildProgram, mib: u64) -> Self {
+    pub(super) fn from_program(program: RunningProgram, mib: u64) -> Self {
         Self { program, mib }
     }
 

@@ -3,14 +3,14 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use farfork_sys::cgroup;
 
-use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::program::{EmbeddedProgram, RunningProgram};
 use crate::workload::functions::FunctionParent;
 use crate::workload::warm_function::{ExpectedValue, FunctionRun};
 
@@ -25,7 +25,7 @@ const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct PausedForks {
     // Dropped before the groups, which must be empty to be removed.
-    program: ChildProgram,
+    program: RunningProgram,
     expected: ExpectedValue,
     _groups: Option<FreezerGroups>,
 }
@@ -36,49 +36,44 @@ struct FreezerGroups(PathBuf);
 
 impl PausedForks {
     /// Starts forks that SIGSTOP pauses.
-    pub(crate) fn start_stopped(program: &Path, steps: u64, children: usize) -> Result<Self, BenchError> {
-        Self::start(program, &["stop".to_owned(), steps.to_string(), children.to_string()], steps, None)
+    pub(crate) fn start_stopped(machine: &dyn Machine, steps: u64, children: usize) -> Result<Self, BenchError> {
+        Self::start(machine, &["stop".to_owned(), steps.to_string(), children.to_string()], steps, None)
     }
 
     /// Starts forks that the cgroup freezer of version 2 pauses; `None` if the machine has no such freezer.
-    pub(crate) fn start_frozen(program: &Path, steps: u64, children: usize) -> Result<Option<Self>, BenchError> {
+    pub(crate) fn start_frozen(machine: &dyn Machine, steps: u64, children: usize) -> Result<Option<Self>, BenchError> {
         let Some(groups) = FreezerGroups::create()? else { return Ok(None) };
         let arguments = ["freeze".to_owned(), steps.to_string(), children.to_string(), groups.path()];
-        Self::start(program, &arguments, steps, Some(groups)).map(Some)
+        Self::start(machine, &arguments, steps, Some(groups)).map(Some)
     }
 
     /// Makes a function's parent start children by os.fork(), which the cgroup freezer of version 2 pauses; `None` if
-    /// the machine has no such freezer. The children connect to a socket in `directory`.
+    /// the machine has no such freezer. The children connect to a socket.
     pub(crate) fn start_frozen_functions(
-        program: &Path,
+        machine: &dyn Machine,
         parent: &mut FunctionParent,
         expected: ExpectedValue,
-        directory: &Path,
         children: usize,
     ) -> Result<Option<Self>, BenchError> {
         let Some(groups) = FreezerGroups::create()? else { return Ok(None) };
-        let socket = directory.join(format!("{}-{}", PAUSED_FORKS.name, parent.pid()));
-        let mut command = Command::new(program);
+        let socket = machine.scratch().join(format!("{}-{}", PAUSED_FORKS.name, parent.pid()));
+        let mut command = PAUSED_FORKS.command(machine);
         command.arg("adopt").arg(&socket).arg(children.to_string()).arg(groups.path());
-        let mut program = ChildProgram::start(PAUSED_FORKS.name, &command)?;
+        let mut program = machine.start(PAUSED_FORKS.name, &command)?;
         let [] = program.read_answer("listening")?;
         for index in 0..children {
             parent.fork_connected(index, &socket)?;
         }
-        let [] = program.read_answer("ready")?;
-        Ok(Some(Self { program, expected, _groups: Some(groups) }))
+        Ok(Some(Self { program: program.ready()?, expected, _groups: Some(groups) }))
     }
 
     fn start(
-        program: &Path,
+        machine: &dyn Machine,
         arguments: &[String],
         steps: u64,
         groups: Option<FreezerGroups>,
     ) -> Result<Self, BenchError> {
-        let mut command = Command::new(program);
-        command.args(arguments);
-        let mut program = ChildProgram::start(PAUSED_FORKS.name, &command)?;
-        let [] = program.read_answer("ready")?;
+        let program = PAUSED_FORKS.start(machine, arguments)?.ready()?;
         Ok(Self { program, expected: ExpectedValue::Steps(steps), _groups: groups })
     }
 
@@ -138,13 +133,15 @@ mod tests {
     use std::time::Duration;
 
     use super::{PAUSED_FORKS, PausedForks};
+    use crate::machine::namespace::NamespaceMachine;
 
     #[test]
     fn forks_run_in_turns_and_are_paused_between_them() {
         let scratch = tempfile::tempdir().unwrap();
-        let program = PAUSED_FORKS.install(scratch.path()).unwrap();
-        let stopped = PausedForks::start_stopped(&program, 5, 2).unwrap();
-        let frozen = PausedForks::start_frozen(&program, 5, 2).unwrap();
+        let machine = NamespaceMachine::own(scratch.path());
+        PAUSED_FORKS.install(&machine).unwrap();
+        let stopped = PausedForks::start_stopped(&machine, 5, 2).unwrap();
+        let frozen = PausedForks::start_frozen(&machine, 5, 2).unwrap();
         for mut halts in [Some(stopped), frozen].into_iter().flatten() {
             let (_, turns) = halts.run(2, Duration::ZERO, Duration::ZERO, 40).unwrap();
             assert_eq!(turns.iter().map(|function_run| function_run.number).collect::<Vec<_>>(), [40, 41]);

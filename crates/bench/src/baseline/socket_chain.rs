@@ -1,80 +1,110 @@
 //! The floor of a replicated write: the same bytes over sockets along the chain of nodes, without any storage. The first
-//! node sends, each next one forwards, and the last one acknowledges.
+//! node sends, each next one forwards, and the last one acknowledges. Each is an `endpoint` on the node's machine.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::thread::{self, JoinHandle};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::LocalNode;
+use crate::endpoint::print_line;
+use crate::endpoint::specification::{EndpointRole, EndpointSpec, RpcSystem};
+use crate::error::BenchError;
+use crate::experiment::nodes::ClusterNode;
+use crate::experiment::testbed::{ConnectionSecurity, start_endpoint};
+use crate::machine::program::RunningProgram;
+use crate::workload::file_writer::OperationLatency;
 
-/// The chain. Its threads end when this value is dropped.
-#[derive(Debug)]
-pub(crate) struct SocketChain {
-    first: TcpStream,
-    followers: Vec<JoinHandle<io::Result<()>>>,
-    message: Vec<u8>,
+/// Messages along the chain.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SocketChain<'a> {
+    /// The nodes, in the order of the chain: two or more.
+    pub(crate) nodes: &'a [ClusterNode],
+    pub(crate) messages: u64,
+    pub(crate) message_bytes: usize,
 }
 
-impl SocketChain {
-    /// Connects the nodes for messages of this size.
-    pub(crate) fn connect(nodes: &[LocalNode], message_bytes: usize) -> io::Result<Self> {
-        let mut followers = Vec::new();
-        let mut next: Option<SocketAddr> = None;
-        for node in nodes[1..].iter().rev() {
-            let ip = node.address.ip();
-            let listener = node.run_in_network(move || TcpListener::bind((ip, 0)))?;
-            let address = listener.local_addr()?;
-            let successor = next.map(|next| node.run_in_network(move || connect(next))).transpose()?;
-            followers.push(thread::spawn(move || forward(&listener, successor, message_bytes)));
-            next = Some(address);
-        }
-        let address = next.ok_or_else(|| io::Error::other("a chain has two nodes or more"))?;
-        let first = nodes[0].run_in_network(move || connect(address))?;
-        Ok(Self { first, followers, message: vec![b'0'; message_bytes] })
-    }
-
-    /// Sends each message when the previous one is acknowledged. Returns the time of each.
-    pub(crate) fn send_each(&mut self, messages: u64) -> io::Result<Vec<Duration>> {
-        let mut send = || {
-            let began = Instant::now();
-            self.first.write_all(&self.message)?;
-            self.first.read_exact(&mut [0])?;
-            Ok(began.elapsed())
-        };
-        (0..messages).map(|_| send()).collect()
+impl SocketChain<'_> {
+    /// Sends each message when the previous one is acknowledged. Returns the latency of a message.
+    pub(crate) fn measure_each(&self) -> Result<OperationLatency, BenchError> {
+        let [mean, p50, p99, p999, p9999] = self.send(false)?.map(i64::unsigned_abs);
+        Ok(OperationLatency { mean, p50, p99, p999, p9999 })
     }
 
     /// Sends messages without waiting. Returns the time until the last one is acknowledged.
-    pub(crate) fn stream(&mut self, messages: u64) -> io::Result<Duration> {
-        let began = Instant::now();
-        let mut acknowledgements = self.first.try_clone()?;
-        thread::scope(|scope| {
-            let reader = scope.spawn(move || io::copy(&mut (&mut acknowledgements).take(messages), &mut io::sink()));
-            (0..messages).try_for_each(|_| self.first.write_all(&self.message))?;
-            reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader panicked")))
-        })?;
-        Ok(began.elapsed())
+    pub(crate) fn measure_stream(&self) -> Result<Duration, BenchError> {
+        let [ns] = self.send(true)?;
+        Ok(Duration::from_nanos(ns.unsigned_abs()))
     }
-}
 
-impl Drop for SocketChain {
-    fn drop(&mut self) {
-        // Each follower ends when its predecessor does. An error means that the connection has ended.
-        let _ = self.first.shutdown(std::net::Shutdown::Both);
-        for follower in self.followers.drain(..).rev() {
-            let _ = follower.join();
+    fn send<const N: usize>(&self, streams: bool) -> Result<[i64; N], BenchError> {
+        let Self { messages, message_bytes, .. } = *self;
+        let start = |node: &ClusterNode, role| -> Result<RunningProgram, BenchError> {
+            let end = EndpointSpec::new(RpcSystem::Farfork, role);
+            start_endpoint(node.machine(), ConnectionSecurity::None, end)
+        };
+        let (mut followers, mut next) = (Vec::new(), None);
+        for node in self.nodes[1..].iter().rev() {
+            let ip = node.machine().address();
+            let mut follower = start(node, EndpointRole::ChainFollower { ip, next, message_bytes })?;
+            let [port] = follower.read_answer("listening")?;
+            next = Some(SocketAddr::new(ip, port as u16));
+            followers.push(follower);
         }
+        let to = next.expect("a chain has two nodes or more");
+        let head = EndpointRole::ChainHead { to, messages, message_bytes, streams };
+        start(&self.nodes[0], head)?.ready()?.request(b'g', "sent")
     }
 }
 
-/// Forwards each message, and acknowledges it once the successor has acknowledged it. Ends when the predecessor closes
-/// its connection.
-fn forward(listener: &TcpListener, successor: Option<TcpStream>, message_bytes: usize) -> io::Result<()> {
+/// Runs the first node of a chain. Prints `ready`, waits for one letter, and prints `sent NS` for a stream, or `sent MEAN P50
+/// P99 P999 P9999` of the messages.
+///
+/// # Errors
+/// The connection fails, or standard input or output do.
+pub(crate) fn run_head(to: SocketAddr, messages: u64, message_bytes: usize, streams: bool) -> io::Result<()> {
+    let mut successor = connect(to)?;
+    let message = vec![b'0'; message_bytes];
+    print_line("ready")?;
+    io::stdin().read_exact(&mut [0])?;
+    if streams {
+        let took = stream(&mut successor, messages, &message)?;
+        return print_line(&format!("sent {}", took.as_nanos()));
+    }
+    let mut send = || {
+        let began = Instant::now();
+        successor.write_all(&message)?;
+        successor.read_exact(&mut [0])?;
+        Ok(began.elapsed().as_nanos() as u64)
+    };
+    let times = (0..messages).map(|_| send()).collect::<io::Result<_>>()?;
+    let OperationLatency { mean, p50, p99, p999, p9999 } = OperationLatency::of(times);
+    print_line(&format!("sent {mean} {p50} {p99} {p999} {p9999}"))
+}
+
+fn stream(successor: &mut TcpStream, messages: u64, message: &[u8]) -> io::Result<Duration> {
+    let began = Instant::now();
+    let mut acknowledgements = successor.try_clone()?;
+    thread::scope(|scope| {
+        let reader = scope.spawn(move || io::copy(&mut (&mut acknowledgements).take(messages), &mut io::sink()));
+        (0..messages).try_for_each(|_| successor.write_all(message))?;
+        reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader panicked")))
+    })?;
+    Ok(began.elapsed())
+}
+
+/// Runs another node of a chain. Prints `listening PORT`. Forwards each message, and acknowledges it once the successor has
+/// acknowledged it. Ends when the predecessor closes its connection.
+///
+/// # Errors
+/// A connection fails, or standard output does.
+pub(crate) fn run_follower(ip: IpAddr, next: Option<SocketAddr>, message_bytes: usize) -> io::Result<()> {
+    let listener = TcpListener::bind((ip, 0))?;
+    let successor = next.map(connect).transpose()?;
+    print_line(&format!("listening {}", listener.local_addr()?.port()))?;
     let (mut predecessor, _) = listener.accept()?;
     predecessor.set_nodelay(true)?;
+    let mut message = vec![0; message_bytes];
     let Some(mut successor) = successor else {
-        let mut message = vec![0; message_bytes];
         while predecessor.read_exact(&mut message).is_ok() {
             predecessor.write_all(&[1])?;
         }
@@ -82,7 +112,6 @@ fn forward(listener: &TcpListener, successor: Option<TcpStream>, message_bytes: 
     };
     let (mut acknowledgements, mut answers) = (successor.try_clone()?, predecessor.try_clone()?);
     let answering = thread::spawn(move || io::copy(&mut acknowledgements, &mut answers));
-    let mut message = vec![0; message_bytes];
     while predecessor.read_exact(&mut message).is_ok() {
         successor.write_all(&message)?;
     }

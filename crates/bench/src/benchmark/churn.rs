@@ -2,25 +2,22 @@
 //! without a fork. `churn.cpp` is the program.
 
 use std::fmt::{self, Display};
-use std::fs;
-use std::path::Path;
-use std::process::{Command, Stdio};
 
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
 use super::{BenchResults, BenchRun, Benchmark};
-use crate::embedded_program::{EmbeddedProgram, parse_numbers};
 use crate::error::BenchError;
 use crate::experiment::local_cluster::BenchCluster;
 use crate::figure::{ChildPlace, Figure};
+use crate::machine::Machine;
+use crate::machine::program::{EmbeddedProgram, parse_numbers};
 use crate::options::{EncryptionOption, SamplesOption, count, size};
 use crate::report::plot::{BarTitles, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::table::{ReportCell, ReportFigure, ReportTable};
 use crate::samples::FigureSamples;
-use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 
 /// Measure programs that change much of their memory while it arrives.
@@ -68,10 +65,9 @@ const PLACES: [(Option<ChildPlace>, &str); 3] =
 
 impl Benchmark for BenchChurn {
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let mut cluster = BenchCluster::start(run.farfork.clone(), self.encryption.encrypted).await?;
-        let program = CHURN.install(cluster.scratch())?;
-        let payload = cluster.scratch().join("deed");
-        let parent = ParentProgram::start(&CHURN, &program, self.mib, PAYLOAD_PATH.as_ref())?;
+        let mut cluster = BenchCluster::start(&run.farfork, self.encryption.encrypted).await?;
+        CHURN.install(cluster.machine())?;
+        let parent = ParentProgram::start(cluster.machine(), &CHURN, self.mib)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let mut samples = FigureSamples::create(&self.samples)?;
         run.expect_steps(self.runs * ChurnOperation::ALL.len() * PLACES.len());
@@ -80,11 +76,7 @@ impl Benchmark for BenchChurn {
                 run.show(deed.text())?;
                 let us = match node {
                     Some(place) => parse_duration_us(&cluster.fork(&seed, place, &deed.to_string()).await?.output)?,
-                    None => {
-                        let file = |cause| BenchError::File { path: payload.clone(), cause };
-                        fs::write(&payload, deed.to_string()).map_err(file)?;
-                        measure_unforked_us(&program, self.mib, &payload)?
-                    }
+                    None => measure_unforked_us(cluster.machine(), self.mib, deed)?,
                 };
                 samples.add(&ChurnCase { deed, node }, TIME, us)?;
                 run.complete_step();
@@ -169,13 +161,11 @@ impl Display for ChurnOperation {
     }
 }
 
-/// Measures the time of an operation in a process that was never forked, in µs. `payload` is the file that names the
-/// operation.
-fn measure_unforked_us(program: &Path, mib: u64, payload: &Path) -> Result<f64, BenchError> {
-    let mut command = Command::new(program);
-    let output = command.arg(mib.to_string()).arg(payload).stdin(Stdio::null()).output();
-    let output = output.map_err(|cause| BenchError::Program { program: CHURN.name, cause })?;
-    let stdout = String::from_utf8_lossy(&output.stdout);
+/// Measures the time of an operation in a process that was never forked, in µs.
+fn measure_unforked_us(machine: &dyn Machine, mib: u64, deed: ChurnOperation) -> Result<f64, BenchError> {
+    let payload = machine.write_file("deed", "644", deed.to_string().as_bytes())?;
+    let output = machine.run(CHURN.name, CHURN.command(machine).arg(mib.to_string()).arg(payload), &[])?;
+    let stdout = String::from_utf8_lossy(&output);
     parse_duration_us(stdout.trim().strip_prefix("ready\n").unwrap_or(&stdout))
 }
 

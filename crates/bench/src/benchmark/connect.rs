@@ -1,28 +1,24 @@
 //! `farfork bench connect`: how many connections nodes make per second, by threads and by client machines. For each case,
 //! the floor and farfork's connections with each protection alternate, so that other load affects all of them.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
-
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::baseline::connect::{BareConnect, CONNECT};
-use crate::embedded_program::ChildProgram;
-use crate::endpoint::specification::{CLIENT, EndpointRole, EndpointSpec, RpcSystem, SERVER};
+use crate::endpoint::specification::{EndpointRole, EndpointSpec, RpcSystem};
 use crate::error::BenchError;
-use crate::experiment::testbed::{ConnectionSecurity, Testbed, endpoint_command};
+use crate::experiment::testbed::{ConnectionSecurity, Testbed, start_endpoint};
 use crate::figure::Figure;
+use crate::machine::Machine;
+use crate::machine::connection::ConnectedPrograms;
 use crate::options::{SamplesOption, count, parse_seconds};
 use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::table::{ReportCell, ReportTable};
 use crate::samples::FigureSamples;
-use crate::veth_network::VethNetwork;
 
 /// The server runs this much longer than the clients, which take time to start.
 const SERVER_EXTRA_SECONDS: f64 = 10.0;
@@ -153,9 +149,9 @@ impl Benchmark for BenchConnect {
         let (cases, samples) = (self.cases(), FigureSamples::create(&self.samples)?);
         let clients = cases.iter().map(|case| case.clients).max().unwrap_or(1);
         let testbed = Testbed::new(&run.farfork, clients)?;
-        let floor = CONNECT.install(testbed.scratch.path())?;
+        testbed.machines().try_for_each(|machine| CONNECT.install(machine))?;
         let server_threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut connections = ConnectRun { seconds: self.seconds, server_threads, testbed, floor, samples };
+        let mut connections = ConnectRun { seconds: self.seconds, server_threads, testbed, samples };
         let series = [ConnectSeries::Floor].into_iter();
         let series: Vec<_> =
             series.chain(PROTECTION_COLUMNS.map(|(_, security)| ConnectSeries::Connections(security))).collect();
@@ -185,7 +181,6 @@ struct ConnectRun {
     seconds: f64,
     server_threads: usize,
     testbed: Testbed,
-    floor: PathBuf,
     samples: FigureSamples<ConnectSampleCase>,
 }
 
@@ -202,8 +197,7 @@ impl ConnectRun {
     fn measure_floor(&self, case: &ConnectCase) -> Result<f64, BenchError> {
         let (clients, threads) = (case.clients, case.threads);
         let (server_threads, seconds) = (self.server_threads, self.seconds);
-        BareConnect { program: &self.floor, clients, threads, server_threads, seconds }
-            .measure_per_s(&self.testbed.network)
+        BareConnect { clients, threads, server_threads, seconds }.measure_per_s(&self.testbed)
     }
 
     /// One run: a server and its clients.
@@ -213,23 +207,20 @@ impl ConnectRun {
         protection: ConnectionSecurity,
         run: &BenchRun,
     ) -> Result<[(Figure, f64); 4], BenchError> {
-        let (threads, seconds) = (self.server_threads, self.seconds + SERVER_EXTRA_SECONDS);
-        let side = EndpointRole::Acceptor { ip: [0, 0, 0, 0].into(), threads, seconds };
-        let mut server = self.start_endpoint(self.testbed.network.server_command(), side, SERVER, protection)?;
-        let [port] = server.read_answer("listening")?;
-        let client = |number: usize| {
-            let to = SocketAddr::new(VethNetwork::server_ip(number).into(), port as u16);
-            let side = EndpointRole::Connector { to, threads: case.threads, seconds: self.seconds };
-            let mut client =
-                self.start_endpoint(self.testbed.network.client_command(number), side, CLIENT, protection)?;
-            let [] = client.read_answer("ready")?;
-            Ok(client)
+        let start = |machine: &dyn Machine, role| {
+            let end = EndpointSpec::new(RpcSystem::Farfork, role);
+            start_endpoint(machine, protection, end)
         };
-        let mut clients = (0..case.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
-        clients.iter_mut().try_for_each(|client| client.send_message(b'g'))?;
+        let (on, threads, seconds) = (self.testbed.server(), self.server_threads, self.seconds + SERVER_EXTRA_SECONDS);
+        let server = start(on, EndpointRole::Acceptor { ip: [0, 0, 0, 0].into(), threads, seconds })?;
+        let clients = self.testbed.clients(case.clients);
+        let mut connected = ConnectedPrograms::start(on, server, clients, |machine, to| {
+            start(machine, EndpointRole::Connector { to, threads: case.threads, seconds: self.seconds })
+        })?;
+        connected.begin()?;
         for second in 1..=self.seconds as u64 {
             let (mut made, mut ns) = (0, 0);
-            for client in &mut clients {
+            for client in &mut connected.clients {
                 let [connections, time_ns] = client.read_answer("interval")?;
                 (made, ns) = (made + connections, ns + time_ns);
             }
@@ -240,7 +231,7 @@ impl ConnectRun {
             ));
         }
         let (mut per_s, mut p50_us, mut p99_us, mut total, mut total_us) = (0.0, 0.0_f64, 0.0_f64, 0.0, 0.0);
-        for client in &mut clients {
+        for client in &mut connected.clients {
             let [made, ns, p50_ns, p99_ns, mean_ns] = client.read_answer("done")?;
             (total, total_us) = (total + made as f64, total_us + made as f64 * mean_ns as f64 / 1e3);
             per_s += made as f64 / (ns as f64 / 1e9);
@@ -248,19 +239,6 @@ impl ConnectRun {
             p99_us = p99_us.max(p99_ns as f64 / 1e3);
         }
         Ok([(RATE, per_s), (MEDIAN, p50_us), (P99, p99_us), (MEAN, total_us / f64::max(total, 1.0))])
-    }
-
-    fn start_endpoint(
-        &self,
-        on: Command,
-        side: EndpointRole,
-        name: &str,
-        protection: ConnectionSecurity,
-    ) -> Result<ChildProgram, BenchError> {
-        let identity = self.testbed.identity(protection, name);
-        let end =
-            EndpointSpec { system: RpcSystem::Farfork, role: side, spins: false, identity, processors: Vec::new() };
-        ChildProgram::start("farfork", &endpoint_command(on, &self.testbed.farfork, &end))
     }
 }
 

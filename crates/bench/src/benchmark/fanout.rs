@@ -1,23 +1,21 @@
 //! `farfork bench fanout`: many children of one seed on several nodes. They run in turn with local forks, with and without
 //! a container's namespaces, and with the kernel's work for containers. Then it measures the memory of single children.
 
-use std::fs;
-use std::io;
 use std::time::Duration;
 
 use clap::Args;
-use farfork_cluster::local::LocalNode;
-use farfork_sys::process::ResidentMemory;
 use serde::Serialize;
 use serde_json::json;
 
 use super::{BenchResults, BenchRun, Benchmark};
-use crate::baseline::container::{self, BareContainerRefusal, CONTAINER};
+use crate::baseline::container::{self, BareContainerRefusal};
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork, NAMESPACE_SETS};
 use crate::error::BenchError;
-use crate::experiment::create_methods::{CreateMethod, CreateMethods, HeldChild};
+use crate::experiment::create_methods::{CreateMethod, CreateMethods};
 use crate::experiment::fanout_client::FanoutClient;
 use crate::experiment::local_cluster::BenchCluster;
+use crate::experiment::nodes::ClusterNode;
+use crate::experiment::observer::ProcessMemory;
 use crate::figure::Figure;
 use crate::options::{EncryptionOption, NodeOptions, SamplesOption, count, parse_seconds, size};
 use crate::report::plot::{ReportPlot, SeriesRole};
@@ -25,7 +23,6 @@ use crate::report::section::ReportSection;
 use crate::report::table::{ReportCell, ReportFigure, ReportTable};
 use crate::samples::FigureSamples;
 use crate::workload::child_task::ChildTask;
-use crate::workload::sparse::SPARSE;
 
 /// Pause after a local fan-out, in which this thread answers the keep-alive probes of the nodes.
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
@@ -109,7 +106,7 @@ struct FanoutCase {
 impl Benchmark for BenchFanout {
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let (encrypted, arguments) = (self.encryption.encrypted, self.node_options.arguments());
-        let mut cluster = BenchCluster::start_nodes(run.farfork.clone(), self.nodes, encrypted, &arguments).await?;
+        let mut cluster = BenchCluster::start_nodes(&run.farfork, self.nodes, encrypted, &arguments).await?;
         let mut fanouts = FanoutRun::start(self, &mut cluster).await?;
         let methods = fanouts.creators.available();
         run.expect_steps(self.runs * methods.len());
@@ -138,13 +135,12 @@ struct FanoutRun<'a> {
 impl<'a> FanoutRun<'a> {
     async fn start(plan: &'a BenchFanout, cluster: &mut BenchCluster) -> Result<Self, BenchError> {
         let samples = FigureSamples::create(&plan.samples)?;
-        let fanout_client = async |nodes: &[LocalNode], seed: &str| {
+        let fanout_client = async |nodes: &[ClusterNode], seed: &str| {
             let client = FanoutClient::new(nodes, seed, ChildTask::Sparse { mib: plan.mib }).await?;
             Ok(client.with_network(plan.network))
         };
         let creators = CreateMethods::start(cluster, plan.mib, NAMESPACE_SETS, plan.network, fanout_client).await?;
-        let program = CONTAINER.install(cluster.scratch())?;
-        let (creators, refusal) = match container::start(&program, plan.mib, plan.network)? {
+        let (creators, refusal) = match container::start(cluster.machine(), plan.mib, plan.network)? {
             Ok(bare) => (creators.with_bare(bare), None),
             Err(refusal) => (creators, Some(refusal)),
         };
@@ -184,34 +180,25 @@ impl<'a> FanoutRun<'a> {
         // would not be a copy of one.
         self.fan_out(CreateMethod::Farfork, self.plan.children).await?;
         for by in [CreateMethod::ON_EVERY_MACHINE; MEMORY_SAMPLES].concat() {
-            let HeldChild { pid, child } = self.creators.create_held(by).await?;
-            self.add_memory(by, pid)?;
-            if let Some(child) = child {
+            let held = self.creators.create_held(by).await?;
+            self.add_memory(by, cluster.running().read_memory(held.node.as_deref(), held.pid)?)?;
+            if let Some(child) = held.child {
                 cluster.kill(&child).await?;
             }
         }
         Ok(())
     }
 
-    fn add_memory(&mut self, by: CreateMethod, pid: i32) -> Result<(), BenchError> {
-        let (case, gone) = (FanoutCase { by }, |cause| BenchError::Program { program: SPARSE.name, cause });
-        let own = ResidentMemory::read(pid).map_err(gone)?.private_bytes as f64 / 1024.0;
-        let tables = page_tables_kib(pid).map_err(gone)?;
-        self.samples.add(&case, OWN_MEMORY, own)?;
-        self.samples.add(&case, PAGE_TABLES, tables)?;
-        self.samples.add(&case, MEMORY, own + tables)
+    fn add_memory(&mut self, by: CreateMethod, memory: ProcessMemory) -> Result<(), BenchError> {
+        let case = FanoutCase { by };
+        self.samples.add(&case, OWN_MEMORY, memory.private)?;
+        self.samples.add(&case, PAGE_TABLES, memory.page_tables)?;
+        self.samples.add(&case, MEMORY, memory.private + memory.page_tables)
     }
 }
 
 fn to_ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
-}
-
-fn page_tables_kib(pid: i32) -> io::Result<f64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok());
-    kib.ok_or_else(|| io::Error::other("/proc/PID/status has no valid VmPTE"))
 }
 
 impl BenchFanout {

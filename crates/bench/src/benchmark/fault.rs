@@ -1,7 +1,6 @@
 //! `farfork bench fault`: single page faults of a child on another node, back to back and after idle time, alone and during
 //! a stream to another child of that node. They run in turn with the same faults by two minimal programs.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -19,7 +18,7 @@ use crate::report::plot::{ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 use crate::samples::FigureSamples;
-use crate::workload::micro::{PAGE_BYTES, PAYLOAD_PATH};
+use crate::workload::micro::PAGE_BYTES;
 use crate::workload::page_touch::{self, PAGE_TOUCH};
 use crate::workload::parent::ParentProgram;
 
@@ -195,12 +194,12 @@ impl FaultStep {
 impl Benchmark for BenchFault {
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let samples = FigureSamples::create(&self.samples)?;
-        let cluster = BenchCluster::start(run.farfork.clone(), self.encryption.encrypted).await?;
-        let program = PAGE_TOUCH.install(cluster.scratch())?;
-        let start = |mib| ParentProgram::start(&PAGE_TOUCH, &program, mib, PAYLOAD_PATH.as_ref());
+        let cluster = BenchCluster::start(&run.farfork, self.encryption.encrypted).await?;
+        PAGE_TOUCH.install(cluster.machine())?;
+        let start = |mib| ParentProgram::start(cluster.machine(), &PAGE_TOUCH, mib);
         let (parent, streamed) = (start(MEMORY_MIB)?, start(self.stream_mib)?);
         let streams = (0..self.streams).map(|_| start(STREAMED_MIB)).collect::<Result<Vec<_>, _>>()?;
-        let floor = FAULT.install(cluster.scratch())?;
+        cluster.nodes().iter().try_for_each(|node| FAULT.install(node.machine()))?;
         let mut faults = FaultRun { plan: self, cluster, samples, seed: String::new(), stream_seed: String::new() };
         faults.seed = faults.cluster.prepare(parent.pid()).await?.seed;
         faults.stream_seed = faults.cluster.prepare(streamed.pid()).await?.seed;
@@ -213,8 +212,8 @@ impl Benchmark for BenchFault {
                 FaultStep::Alone => faults.measure_alone().await?,
                 FaultStep::BesideStream => faults.measure_next_to_stream().await?,
                 FaultStep::Streams => faults.measure_streams(&streams).await?,
-                FaultStep::Bare(waiting) => faults.measure_bare(&floor, waiting)?,
-                FaultStep::BareBesideStream => faults.measure_bare_next_to_stream(&floor)?,
+                FaultStep::Bare(waiting) => faults.measure_bare(waiting)?,
+                FaultStep::BareBesideStream => faults.measure_bare_next_to_stream()?,
             }
             run.complete_step();
         }
@@ -290,8 +289,8 @@ impl FaultRun<'_> {
         self.add_one(FaultSeries::SlowestStream, SLOWEST_RATIO, slowest / mean)
     }
 
-    fn measure_bare(&mut self, program: &Path, waiting: WaitMode) -> Result<(), BenchError> {
-        let mut bare = BareFaults::open(program, self.cluster.nodes(), waiting)?;
+    fn measure_bare(&mut self, waiting: WaitMode) -> Result<(), BenchError> {
+        let mut bare = BareFaults::open(self.cluster.nodes(), waiting)?;
         let rounds = [(Pace::BackToBack, self.plan.faults, GAP), (Pace::Idle, self.plan.idle_faults, IDLE)];
         for (pace, count, gap) in rounds {
             let served = bare.measure(count, gap)?;
@@ -301,10 +300,9 @@ impl FaultRun<'_> {
         Ok(())
     }
 
-    fn measure_bare_next_to_stream(&mut self, program: &Path) -> Result<(), BenchError> {
+    fn measure_bare_next_to_stream(&mut self) -> Result<(), BenchError> {
         let nodes = self.cluster.nodes();
-        let (mut stream, mut bare) =
-            (BareStream::open(program, nodes)?, BareFaults::open(program, nodes, WaitMode::Sleep)?);
+        let (mut stream, mut bare) = (BareStream::open(nodes)?, BareFaults::open(nodes, WaitMode::Sleep)?);
         let (began, pages) = (Instant::now(), stream.read_pages()?);
         let served = bare.measure(self.plan.faults, GAP_NEXT_TO_STREAM)?;
         let mib = (stream.read_pages()? - pages) as f64 * PAGE_BYTES as f64 / MIB_BYTES;

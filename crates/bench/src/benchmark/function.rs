@@ -108,7 +108,7 @@ impl Benchmark for BenchFunction {
         run.show("starting the nodes")?;
         let (mut failures, mut profiles) = (FunctionFailures::default(), Vec::new());
         let mut samples = FigureSamples::create(&self.samples)?;
-        let mut cluster = BenchCluster::start(run.farfork.clone(), true).await?;
+        let mut cluster = BenchCluster::start(&run.farfork, true).await?;
         for source in &sources {
             let what = if options.must_install(source) { "installing the packages of" } else { "starting" };
             run.show(format!("{what} {}", source.name))?;
@@ -131,7 +131,7 @@ impl BenchFunction {
         samples: &mut FigureSamples<FunctionCase>,
         run: &BenchRun,
     ) -> Result<Vec<FunctionProfile>, BenchError> {
-        let mut parent = FunctionParent::start(source, options, cluster.scratch(), &self.call.payload, None)?;
+        let mut parent = FunctionParent::start(source, options, cluster.machine(), &self.call.payload, None)?;
         let case = FunctionCase::new(&source.name, None);
         samples.add(&case, RESIDENT, parent.resident_kib as f64 / 1024.0)?;
         samples.add(&case, FIRST_CALL, ns_to_ms(parent.first_call_ns))?;

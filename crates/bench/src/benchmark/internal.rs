@@ -4,29 +4,16 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 
-use crate::embedded_program::read_specification;
 use crate::endpoint::run_endpoint;
 use crate::experiment::fork_load::run_fork_client;
+use crate::experiment::observer::run_observer;
+use crate::machine::program::read_specification;
 use crate::scratch::run_remover;
 use crate::workload::clustering::run_clustering;
 use crate::workload::file_writer::run_file_writer;
 use crate::workload::filebench::run_filebench;
 
-/// Run one end of a connection that a benchmark measures. The benchmark starts this command.
-#[derive(Args)]
-pub(crate) struct BenchEndpoint {
-    /// Instructions of the benchmark.
-    specification: String,
-}
-
-impl BenchEndpoint {
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        run_endpoint(&self.specification)?;
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-/// Run a client process that forks children. `stress fork`, `stress functions` and `bench peak` start this command.
+/// Run a process of a benchmark. The benchmark starts this command on a machine.
 ///
 /// It reads its instructions, a line of JSON, from standard input.
 #[derive(Args)]
@@ -34,13 +21,39 @@ impl BenchEndpoint {
 Examples:
   farfork stress fork       starts several of these
 
-Exit status: 0 the client reported its outcome, 1 it could not, 2 wrong usage.")]
-pub(crate) struct BenchForkClient {}
+Exit status: 0 the process reported its outcome, 1 it could not, 2 wrong usage.")]
+pub(crate) struct BenchProcess {
+    /// The work of the process.
+    work: ProcessWork,
+}
 
-impl BenchForkClient {
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ProcessWork {
+    /// One end of a connection.
+    Endpoint,
+    /// A client that forks children.
+    Forker,
+    /// The observer of a node.
+    Observer,
+    FileWriter,
+    Filebench,
+    Clustering,
+}
+
+impl BenchProcess {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(run_fork_client(&read_specification()?))?;
+        let specification = read_specification()?;
+        match self.work {
+            ProcessWork::Endpoint => run_endpoint(&specification),
+            ProcessWork::Forker => {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(run_fork_client(&specification))
+            }
+            ProcessWork::Observer => run_observer(&specification),
+            ProcessWork::FileWriter => run_file_writer(&specification),
+            ProcessWork::Filebench => run_filebench(&specification),
+            ProcessWork::Clustering => run_clustering(&specification),
+        }?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -55,38 +68,6 @@ pub(crate) struct BenchRemover {
 impl BenchRemover {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         run_remover(self.pid)?;
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-/// Run a process of `farfork bench volume`, which starts this command.
-#[derive(Args)]
-#[command(after_help = "\
-Examples:
-  farfork bench volume      starts several of these
-
-Exit status: 0 the process reported its outcome, 1 it could not, 2 wrong usage.")]
-pub(crate) struct BenchVolumeProcess {
-    /// The work of the process.
-    work: ProcessWork,
-    /// Instructions for the process, as JSON.
-    specification: String,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum ProcessWork {
-    FileWriter,
-    Filebench,
-    Clustering,
-}
-
-impl BenchVolumeProcess {
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        match self.work {
-            ProcessWork::FileWriter => run_file_writer(&self.specification),
-            ProcessWork::Filebench => run_filebench(&self.specification),
-            ProcessWork::Clustering => run_clustering(&self.specification),
-        }?;
         Ok(ExitCode::SUCCESS)
     }
 }

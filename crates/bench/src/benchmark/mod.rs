@@ -32,7 +32,7 @@ use tonic::Code;
 
 use crate::GlobalArgs;
 use crate::error::BenchError;
-use crate::machine::MachineState;
+use crate::machine::description::MachineState;
 use crate::plan::{CleanPlan, RunPlan};
 use crate::program_path;
 use crate::report::section::ReportSection;
@@ -87,13 +87,9 @@ enum BenchmarkCommand {
     Run(RunPlan),
     Clean(CleanPlan),
     #[command(hide = true)]
-    End(internal::BenchEndpoint),
-    #[command(hide = true)]
-    Forker(internal::BenchForkClient),
+    Process(internal::BenchProcess),
     #[command(hide = true)]
     Remover(internal::BenchRemover),
-    #[command(hide = true)]
-    VolumeProcess(internal::BenchVolumeProcess),
 }
 
 impl BenchCommand {
@@ -115,10 +111,8 @@ impl BenchCommand {
             BenchmarkCommand::Report(report) => report.run(global),
             BenchmarkCommand::Run(plan) => plan.run(global),
             BenchmarkCommand::Clean(plan) => plan.run(global),
-            BenchmarkCommand::End(end) => end.run(),
-            BenchmarkCommand::Forker(forker) => forker.run(),
+            BenchmarkCommand::Process(process) => process.run(),
             BenchmarkCommand::Remover(remover) => remover.run(),
-            BenchmarkCommand::VolumeProcess(process) => process.run(),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::error::BenchError;
 use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad};
 use crate::experiment::local_cluster::{BenchCluster, node_arguments};
 use crate::figure::Figure;
-use crate::machine;
+use crate::machine::description;
 use crate::options::{FunctionCallArgs, SamplesOption, count, parse_seconds};
 use crate::reference::{PUBLISHED_FIGURES, PeakReference};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
@@ -200,7 +200,7 @@ impl Benchmark for BenchPeak {
         for zygotes in self.zygotes().iter().copied() {
             // Nodes keep the default number of zygotes, or none.
             let arguments = node_arguments(&[("--zygotes", (!zygotes).then_some(0))]);
-            let mut cluster = BenchCluster::start_nodes(run.farfork.clone(), self.nodes + 1, true, &arguments).await?;
+            let mut cluster = BenchCluster::start_nodes(&run.farfork, self.nodes + 1, true, &arguments).await?;
             for workload in &workloads {
                 if !failures.contains(workload.name()) {
                     let measured = self.measure_workload(&mut cluster, workload, zygotes, &mut samples, run).await;
@@ -224,7 +224,7 @@ impl BenchPeak {
         run: &BenchRun,
     ) -> Result<(), BenchError> {
         run.show(format!("starting {}", workload.name()))?;
-        let mut parent = workload.start(cluster.scratch(), &self.call.options()?)?;
+        let mut parent = workload.start(cluster.machine(), &self.call.options()?)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let mut measured = Ok(());
         for strategy in self.strategies() {
@@ -254,7 +254,6 @@ impl BenchPeak {
             samples.add(case, LOCAL_FORK_RATE, per_s)?;
         }
         let load = ForkLoad {
-            farfork: &run.farfork,
             nodes: &cluster.nodes()[1..],
             clients_per_node: self.clients_per_node(parent.resident_kib()),
             seed,
@@ -295,7 +294,7 @@ impl BenchPeak {
     /// The number of clients of the command line, or fewer: each child may copy the whole memory of the parent, and all must
     /// fit into memory.
     fn clients_per_node(&self, resident_kib: u64) -> usize {
-        let available_kib = machine::available_mib() as f64 * 1024.0 * MEMORY_PART;
+        let available_kib = description::available_mib() as f64 * 1024.0 * MEMORY_PART;
         let fitting = available_kib / (resident_kib.max(1) as f64 * self.nodes as f64);
         (fitting as usize).clamp(1, self.clients)
     }

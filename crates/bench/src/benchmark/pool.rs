@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use clap::Args;
-use farfork_cluster::local::LocalNode;
 use serde::Serialize;
 use serde_json::json;
 
@@ -14,6 +13,7 @@ use crate::error::BenchError;
 use crate::experiment::create_methods::{CreateMethod, CreateMethods};
 use crate::experiment::fanout_client::FanoutClient;
 use crate::experiment::local_cluster::BenchCluster;
+use crate::experiment::nodes::ClusterNode;
 use crate::experiment::pause_methods::{PauseMethod, PauseMethods};
 use crate::figure::{Figure, IDLE, Pace};
 use crate::options::{SamplesOption, count, size};
@@ -92,7 +92,7 @@ enum PoolMethod {
 impl Benchmark for BenchPool {
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let arguments = ["--pool".to_owned(), self.pool.to_string()];
-        let mut cluster = BenchCluster::start_nodes(run.farfork.clone(), 1, true, &arguments).await?;
+        let mut cluster = BenchCluster::start_nodes(&run.farfork, 1, true, &arguments).await?;
         let mut pool_run = PoolRun::start(self, &mut cluster).await?;
         run.expect_steps(self.runs);
         for _ in 0..self.runs {
@@ -119,9 +119,9 @@ struct PoolRun<'a> {
 impl<'a> PoolRun<'a> {
     async fn start(plan: &'a BenchPool, cluster: &mut BenchCluster) -> Result<Self, BenchError> {
         let samples = FigureSamples::create(&plan.samples)?;
-        let fanout_client = async |nodes: &[LocalNode], seed: &str| {
+        let fanout_client = async |nodes: &[ClusterNode], seed: &str| {
             let [node, ..] = nodes else { unreachable!("the cluster was started with one node") };
-            FanoutClient::on_node(&node.name, &node.socket, seed, ChildTask::Sparse { mib: plan.mib }).await
+            Ok(FanoutClient::on_node(&node.name, node.connect().await?, seed, ChildTask::Sparse { mib: plan.mib }))
         };
         let workload = WarmWorkload::Steps { steps: 0, mib: plan.mib };
         let mut pausers = PauseMethods::start(cluster, &workload, &FunctionOptions::default(), None, 1).await?;

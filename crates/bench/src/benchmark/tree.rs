@@ -1,17 +1,15 @@
 //! `farfork bench tree`: how long a process tree is stopped while its seed is made. `process_tree.cpp` is the program.
 
-use std::path::Path;
-use std::process::Command;
-
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
 use super::{BenchResults, BenchRun, Benchmark};
-use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
 use crate::experiment::local_cluster::BenchCluster;
 use crate::figure::Figure;
+use crate::machine::Machine;
+use crate::machine::program::{EmbeddedProgram, RunningProgram};
 use crate::options::{SamplesOption, count, size};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
@@ -65,10 +63,10 @@ struct TreeCase {
 
 impl Benchmark for BenchTree {
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let mut cluster = BenchCluster::start(run.farfork.clone(), true).await?;
-        let program = PROCESS_TREE.install(cluster.scratch())?;
+        let mut cluster = BenchCluster::start(&run.farfork, true).await?;
+        PROCESS_TREE.install(cluster.machine())?;
         let start = |&processes: &u64| {
-            Ok((TreeCase { processes }, ProcessTree::start(&program, processes, self.mib, self.shared_mib)?))
+            Ok((TreeCase { processes }, ProcessTree::start(cluster.machine(), processes, self.mib, self.shared_mib)?))
         };
         let mut trees = self.processes.iter().map(start).collect::<Result<Vec<_>, BenchError>>()?;
         let mut samples = FigureSamples::create(&self.samples)?;
@@ -151,16 +149,13 @@ const PROCESS_TREE: EmbeddedProgram =
 
 /// A running tree. It is killed when this value is dropped.
 #[derive(Debug)]
-struct ProcessTree(ChildProgram);
+struct ProcessTree(RunningProgram);
 
 impl ProcessTree {
     /// Starts the installed program with this many processes. Each has `mib` of private memory; all share `shared_mib`.
-    fn start(program: &Path, processes: u64, mib: u64, shared_mib: u64) -> Result<Self, BenchError> {
-        let mut command = Command::new(program);
-        command.args([processes, mib, shared_mib].map(|number| number.to_string()));
-        let mut program = ChildProgram::start(PROCESS_TREE.name, &command)?;
-        let [] = program.read_answer("ready")?;
-        Ok(Self(program))
+    fn start(machine: &dyn Machine, processes: u64, mib: u64, shared_mib: u64) -> Result<Self, BenchError> {
+        let arguments = [processes, mib, shared_mib].map(|number| number.to_string());
+        PROCESS_TREE.start(machine, arguments)?.ready().map(Self)
     }
 
     /// The pid of the tree's first process.
@@ -192,6 +187,7 @@ mod tests {
     use super::{
         BenchTree, COPY, FORKS, FigureSamples, PAUSE, PREPARE, PROCESS_TREE, ProcessTree, SamplesOption, TreeCase,
     };
+    use crate::machine::namespace::NamespaceMachine;
 
     #[test]
     fn a_pause_is_shown_next_to_its_floors() {
@@ -213,8 +209,9 @@ mod tests {
     #[test]
     fn processes_of_a_tree_fork_and_end_with_the_first_process() {
         let scratch = tempfile::tempdir().unwrap();
-        let program = PROCESS_TREE.install(scratch.path()).unwrap();
-        let mut tree = ProcessTree::start(&program, 3, 1, 1).unwrap();
+        let machine = NamespaceMachine::own(scratch.path());
+        PROCESS_TREE.install(&machine).unwrap();
+        let mut tree = ProcessTree::start(&machine, 3, 1, 1).unwrap();
         let children = format!("/proc/{}/task/{0}/children", tree.pid());
         let children = std::fs::read_to_string(children).unwrap();
         let children: Vec<&str> = children.split_ascii_whitespace().collect();

@@ -123,10 +123,10 @@ impl Benchmark for BenchWarmStart {
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let (workloads, options) = (self.workloads(), self.function_options()?);
         let mut samples = FigureSamples::create(&self.samples)?;
-        let mut cluster = BenchCluster::start_nodes(run.farfork.clone(), 1, true, &[]).await?;
+        let mut cluster = BenchCluster::start_nodes(&run.farfork, 1, true, &[]).await?;
         // Dropped before the cluster, whose scratch directory it is in.
         let sources: Vec<_> = workloads.iter().filter_map(WarmWorkload::source).collect();
-        let mount = |root: &PathBuf| ParentRoot::mount(root, &run.farfork, cluster.scratch(), &sources, &options);
+        let mount = |root: &PathBuf| ParentRoot::mount(root, cluster.machine(), &sources, &options);
         let root = self.root.as_ref().map(mount).transpose()?;
         let (mut measured, mut failures) = (MeasuredWorkloads::new(), FunctionFailures::default());
         for workload in &workloads {

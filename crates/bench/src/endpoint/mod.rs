@@ -1,6 +1,6 @@
-//! One endpoint of a measured connection: a process in its own network namespace, which prints its results.
+//! One endpoint of a measured connection: a process on its own machine, which prints its results.
 //!
-//! `experiment` starts this program again as `farfork bench end`, with an `EndpointSpec`. `workload` and `peer` make
+//! `experiment` starts this program on a machine as `farfork bench process endpoint`, with an `EndpointSpec`. `workload` and `peer` make
 //! and answer the calls.
 
 pub(crate) mod specification;
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use farfork_fabric::{Security, TlsSecurity};
 use hdrhistogram::Histogram;
 
+use crate::baseline::socket_chain;
 use crate::{peer, workload};
 use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, EndpointSpec, RpcSystem};
 
@@ -47,6 +48,12 @@ pub(crate) fn run_endpoint(specification: &str) -> io::Result<()> {
         }
         EndpointRole::Client { to, load } => {
             run_client(end.system, *to, load, &ClientOptions { spins: end.spins, security: security() })
+        }
+        EndpointRole::ChainHead { to, messages, message_bytes, streams } => {
+            socket_chain::run_head(*to, *messages, *message_bytes, *streams)
+        }
+        EndpointRole::ChainFollower { ip, next, message_bytes } => {
+            socket_chain::run_follower(*ip, *next, *message_bytes)
         }
         EndpointRole::Acceptor { ip, threads, seconds } => {
             exit_after(*seconds);

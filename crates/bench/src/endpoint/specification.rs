@@ -1,4 +1,4 @@
-//! `EndpointSpec`: the role and options of an endpoint, passed as JSON in its arguments.
+//! `EndpointSpec`: the role and options of an endpoint, which it reads as JSON from its input.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -58,6 +58,13 @@ pub(crate) struct EndpointSpec {
     pub(crate) processors: Vec<usize>,
 }
 
+impl EndpointSpec {
+    /// An endpoint that neither spins nor is pinned, without an identity.
+    pub(crate) fn new(system: RpcSystem, role: EndpointRole) -> Self {
+        Self { system, role, spins: false, identity: None, processors: Vec::new() }
+    }
+}
+
 /// A member of the cluster that the benchmark creates.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EndpointIdentity {
@@ -92,6 +99,20 @@ pub(crate) enum EndpointRole {
         ip: IpAddr,
         threads: usize,
         seconds: f64,
+    },
+    /// The first node of a chain of sockets. See `baseline/socket_chain.rs`.
+    ChainHead {
+        to: SocketAddr,
+        messages: u64,
+        message_bytes: usize,
+        /// Whether messages are sent without waiting for acknowledgements.
+        streams: bool,
+    },
+    /// Another node of a chain of sockets: the last one has no next one.
+    ChainFollower {
+        ip: IpAddr,
+        next: Option<SocketAddr>,
+        message_bytes: usize,
     },
     /// Repeatedly opens a connection, sends one request, and closes the connection.
     Connector {

@@ -3,14 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::LocalNode;
 use serde::Serialize;
 
-use super::fanout_client::FanoutClient;
+use super::fanout_client::{FanoutClient, HeldChild};
 use super::local_cluster::BenchCluster;
+use super::nodes::ClusterNode;
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork, LOCAL_FANOUT, LocalFanout};
 use crate::error::BenchError;
-use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
@@ -59,13 +58,6 @@ pub(crate) struct CreateMethods {
     next: u64,
 }
 
-/// A child that keeps running after its answer.
-pub(crate) struct HeldChild {
-    pub(crate) pid: i32,
-    /// The child's id, if farfork has forked it. A local fork ends when the next one is created.
-    pub(crate) child: Option<String>,
-}
-
 impl CreateMethods {
     /// Starts a parent of `mib` MiB. `client_factory` makes the client that requests the parent's children from the
     /// nodes. Local forks enter `containers` sets of namespaces with this kind of network in turn.
@@ -74,14 +66,15 @@ impl CreateMethods {
         mib: u64,
         containers: u64,
         network: ChildNetwork,
-        client_factory: impl AsyncFnOnce(&[LocalNode], &str) -> Result<FanoutClient, BenchError>,
+        client_factory: impl AsyncFnOnce(&[ClusterNode], &str) -> Result<FanoutClient, BenchError>,
     ) -> Result<Self, BenchError> {
-        let (program, floor) = (SPARSE.install(cluster.scratch())?, LOCAL_FANOUT.install(cluster.scratch())?);
-        let parent = ParentProgram::start(&SPARSE, &program, mib, PAYLOAD_PATH.as_ref())?;
+        SPARSE.install(cluster.machine())?;
+        LOCAL_FANOUT.install(cluster.machine())?;
+        let parent = ParentProgram::start(cluster.machine(), &SPARSE, mib)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let fanout_client = client_factory(cluster.nodes(), &seed).await?;
-        let in_namespaces = LocalFanout::start(&floor, mib, containers, network)?;
-        let plain = LocalFanout::start(&floor, mib, 0, ChildNetwork::Host)?;
+        let in_namespaces = LocalFanout::start(cluster.machine(), mib, containers, network)?;
+        let plain = LocalFanout::start(cluster.machine(), mib, 0, ChildNetwork::Host)?;
         let mut creators =
             Self { farfork: fanout_client, in_namespaces, plain, bare: None, _parent: parent, seed, next: 1 };
         // The first children connect the nodes and fetch the descriptor.
@@ -132,8 +125,8 @@ impl CreateMethods {
         let number = self.next;
         self.next += 1;
         match self.local_fanout(by) {
-            Some(floor) => floor.fork_held(number).map(|pid| HeldChild { pid, child: None }),
-            None => self.farfork.start_held(number).await.map(|(child, pid)| HeldChild { pid, child: Some(child) }),
+            Some(floor) => floor.fork_held(number).map(HeldChild::of_first_node),
+            None => self.farfork.start_held(number).await,
         }
     }
 

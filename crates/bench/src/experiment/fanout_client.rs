@@ -2,7 +2,6 @@
 //! client does.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use farfork_api::client::{self, Client};
@@ -10,12 +9,11 @@ use farfork_api::failure::Failure;
 use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{self, exit::How};
-use farfork_cluster::local::LocalNode;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tonic::Code;
 
-use super::local_cluster::request_failure;
+use super::nodes::{ClusterNode, request_failure};
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
 use crate::error::{BenchError, ChildEnd};
 use crate::workload::child_task::ChildTask;
@@ -37,6 +35,24 @@ struct RequestTime {
     clock: SystemTime,
 }
 
+/// A child that keeps running after its answer.
+#[derive(Debug)]
+pub(crate) struct HeldChild {
+    /// Its process id on the machine of its node.
+    pub(crate) pid: i32,
+    /// The name of its node; `None` for the first one.
+    pub(crate) node: Option<String>,
+    /// The child's id, if farfork has forked it. A local fork ends when the next one is created.
+    pub(crate) child: Option<String>,
+}
+
+impl HeldChild {
+    /// A local fork on the machine of the first node.
+    pub(crate) fn of_first_node(pid: i32) -> Self {
+        Self { pid, node: None, child: None }
+    }
+}
+
 /// Forks children of one seed.
 #[derive(Debug, Clone)]
 pub(crate) struct FanoutClient {
@@ -56,12 +72,12 @@ pub(crate) struct FanoutClient {
 impl FanoutClient {
     /// A client for children of a seed with this task, on all of these nodes. The first node receives the fork
     /// requests.
-    pub(crate) async fn new(all: &[LocalNode], seed: &str, task: ChildTask) -> Result<Self, BenchError> {
+    pub(crate) async fn new(all: &[ClusterNode], seed: &str, task: ChildTask) -> Result<Self, BenchError> {
         let mut nodes = BTreeMap::new();
         for node in all {
-            nodes.insert(node.name.clone(), client::connect(&node.socket).await?);
+            nodes.insert(node.name.clone(), node.connect().await?);
         }
-        let entry_client = client::connect(&all[0].socket).await?;
+        let entry_client = all[0].connect().await?;
         Ok(Self {
             seed: seed.to_owned(),
             task,
@@ -94,10 +110,9 @@ impl FanoutClient {
     }
 
     /// A client for children of a seed on one node, which removes them after their answer.
-    pub(crate) async fn on_node(node: &str, socket: &Path, seed: &str, task: ChildTask) -> Result<Self, BenchError> {
-        let entry_client = client::connect(socket).await?;
+    pub(crate) fn on_node(node: &str, entry_client: Client, seed: &str, task: ChildTask) -> Self {
         let nodes = BTreeMap::from([(node.to_owned(), entry_client.clone())]);
-        Ok(Self {
+        Self {
             seed: seed.to_owned(),
             task,
             nodes,
@@ -105,7 +120,7 @@ impl FanoutClient {
             forgets_children: true,
             network: v1::Network::Private,
             strategy: String::new(),
-        })
+        }
     }
 
     /// Forks children with these numbers over all nodes. Returns the latency of each.
@@ -133,8 +148,8 @@ impl FanoutClient {
         Ok(all)
     }
 
-    /// Starts a child that does its task and then keeps running. Returns its id, and its pid on this machine.
-    pub(crate) async fn start_held(&mut self, number: u64) -> Result<(String, i32), BenchError> {
+    /// Starts a child that does its task and then keeps running.
+    pub(crate) async fn start_held(&mut self, number: u64) -> Result<HeldChild, BenchError> {
         let mut outcomes = self.fork(vec![format!("{} hold", self.task.payload(number))]).await?;
         let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
         let Some(Outcome::Child(child)) = outcome.and_then(|outcome| outcome.result) else {
@@ -150,7 +165,7 @@ impl FanoutClient {
             output.push_str(&String::from_utf8_lossy(&chunk.data));
         }
         self.task.parse_result_time(&output, number)?;
-        Ok((child.id, child.pid.cast_signed()))
+        Ok(HeldChild { pid: child.pid.cast_signed(), node: Some(child.node), child: Some(child.id) })
     }
 
     async fn fork(&self, payloads: Vec<String>) -> Result<tonic::Streaming<v1::ForkOutcome>, BenchError> {

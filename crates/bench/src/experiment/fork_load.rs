@@ -1,19 +1,20 @@
 //! A fork load: client processes on several nodes, each of which requests a child, waits for its result, checks it, and
 //! requests the next, for a given time. `farfork stress fork`, `stress functions` and `bench peak` run it. Each client
-//! is a process `farfork bench forker`.
+//! is a process `farfork bench process forker`.
 
 use std::io::{self, Read as _};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::LocalNode;
+use farfork_api::client;
 use serde::{Deserialize, Serialize};
 
 use super::fanout_client::FanoutClient;
-use crate::embedded_program::ChildProgram;
+use super::nodes::ClusterNode;
 use crate::endpoint::print_line;
 use crate::error::BenchError;
+use crate::machine::program::RunningProgram;
 use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;
 
@@ -24,16 +25,14 @@ const NUMBERS_PER_CLIENT: u64 = 1 << 40;
 pub(crate) const FORK_INTERVAL_S: f64 = 1.0;
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The hidden command `farfork bench forker`, which is also a client's name in errors.
+/// The kind of the process, which is also a client's name in errors.
 const CLIENT: &str = "forker";
 
 /// The clients of a load, and the seed that they fork.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForkLoad<'a> {
-    /// The program that runs the clients.
-    pub(crate) farfork: &'a Path,
     /// The nodes that have clients.
-    pub(crate) nodes: &'a [LocalNode],
+    pub(crate) nodes: &'a [ClusterNode],
     pub(crate) clients_per_node: usize,
     pub(crate) seed: &'a str,
     pub(crate) task: &'a ChildTask,
@@ -81,7 +80,7 @@ impl ForkLoad<'_> {
     /// A child cannot be forked, or its result is wrong.
     pub(crate) async fn warm_up(&self) -> Result<(), BenchError> {
         for node in self.nodes {
-            let client = FanoutClient::on_node(&node.name, &node.socket, self.seed, self.task.clone()).await?;
+            let client = FanoutClient::on_node(&node.name, node.connect().await?, self.seed, self.task.clone());
             client.with_strategy(self.strategy).fan_out(0, 1).await?;
         }
         Ok(())
@@ -112,20 +111,19 @@ impl ForkLoad<'_> {
     }
 
     /// Starts the client processes, then makes all of them begin at the same time.
-    fn start_clients(&self) -> Result<Vec<ChildProgram>, BenchError> {
+    fn start_clients(&self) -> Result<Vec<RunningProgram>, BenchError> {
         let mut clients = Vec::new();
         for (index, node) in (0..self.clients_per_node).flat_map(|_| self.nodes).enumerate() {
             let specification = ForkClientSpec {
                 node: node.name.clone(),
-                socket: node.socket.clone(),
+                socket: node.socket().to_owned(),
                 seed: self.seed.to_owned(),
                 task: self.task.clone(),
                 strategy: self.strategy.to_owned(),
                 first: (index as u64 + 1) * NUMBERS_PER_CLIENT,
                 seconds: self.seconds,
             };
-            let client = ChildProgram::start_bench_command_with_input(CLIENT, self.farfork, &[CLIENT], &specification);
-            clients.push(client?);
+            clients.push(node.machine().start_process(CLIENT, CLIENT, &specification)?.ready()?);
         }
         for client in &mut clients {
             client.send_message(b'g')?;
@@ -145,7 +143,7 @@ fn interval_count(seconds: f64) -> u32 {
 // - `done CHILDREN NS P50_US P99_US` at its end.
 // - `failed WHY` instead of any of these.
 
-fn read_interval(clients: &mut [ChildProgram]) -> Result<LoadInterval, BenchError> {
+fn read_interval(clients: &mut [RunningProgram]) -> Result<LoadInterval, BenchError> {
     let mut interval = LoadInterval { per_s: 0.0, longest_gap_ms: 0.0 };
     for client in clients {
         let [forked, gap_us] = client.read_answer("forked")?;
@@ -155,7 +153,7 @@ fn read_interval(clients: &mut [ChildProgram]) -> Result<LoadInterval, BenchErro
     Ok(interval)
 }
 
-fn read_result(client: &mut ChildProgram) -> Result<ClientResult, BenchError> {
+fn read_result(client: &mut RunningProgram) -> Result<ClientResult, BenchError> {
     let [children, ns, p50_us, p99_us] = client.read_answer("done")?;
     Ok(ClientResult {
         children: children.unsigned_abs(),
@@ -181,8 +179,8 @@ pub(crate) async fn run_fork_client(specification: &str) -> io::Result<()> {
 async fn fork_repeatedly(specification: &ForkClientSpec) -> Result<(), BenchError> {
     let ForkClientSpec { node, socket, seed, task, strategy, first, seconds } = specification;
     let failed = |cause| BenchError::Program { program: CLIENT, cause };
-    let client = FanoutClient::on_node(node, socket, seed, task.clone()).await?;
-    let client = client.with_strategy(strategy);
+    let client =
+        FanoutClient::on_node(node, client::connect(socket).await?, seed, task.clone()).with_strategy(strategy);
     print_line("ready").map_err(failed)?;
     io::stdin().read_exact(&mut [0]).map_err(failed)?;
     let (began, mut ms) = (Instant::now(), Vec::new());

@@ -1,14 +1,12 @@
-//! Counts a node's resources before and after a long run. A higher count after the run is a leak.
+//! Counts the nodes' resources before and after a long run. A higher count after the run is a leak.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::LocalNode;
-use farfork_sys::cgroup;
-use farfork_sys::process::{SharedResource, read_text, share_resource, thread_count};
 use serde::Serialize;
+
+use super::nodes::{ClusterNode, RunningNodes};
+use super::observer::resources::KINDS;
+use crate::error::BenchError;
 
 /// Time limit for a node to release resources that it keeps for some time: connections for half a minute, statistics,
 /// threads.
@@ -16,16 +14,6 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Time between two counts.
 const COUNT_INTERVAL: Duration = Duration::from_millis(500);
-
-/// Additional descriptors that a node's processes may have, because connections open and close on their own.
-const DESCRIPTORS_SLACK: u64 = 4;
-
-/// Additional threads that a node's processes may have. Threads for blocking work remain for some time after the work.
-const THREADS_SLACK: u64 = 8;
-
-/// Memory growth of a node's processes that is not a leak, in KiB: reserves of the allocator, and statistics of ended
-/// children.
-const MEMORY_SLACK_KIB: u64 = 32 << 10;
 
 /// The count of one kind of resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -55,47 +43,41 @@ impl ResourceCount {
     }
 }
 
-/// The counts of all nodes.
+/// The counts of all nodes: the name of each node, and a count of each of the [`KINDS`].
 #[derive(Debug, Clone)]
-pub(crate) struct ResourceCounts(Vec<ResourceEntry>);
-
-#[derive(Debug, Clone)]
-struct ResourceEntry {
-    node: String,
-    of: &'static str,
-    count: u64,
-    slack: u64,
-}
+pub(crate) struct ResourceCounts(Vec<(String, [u64; KINDS.len()])>);
 
 impl ResourceCounts {
     /// Counts the resources.
-    fn read(nodes: &[LocalNode]) -> Self {
-        Self(nodes.iter().flat_map(count_node).collect())
+    fn read(running: &RunningNodes) -> Result<Self, BenchError> {
+        let nodes = running.nodes().iter().enumerate();
+        let count = |(index, node): (usize, &ClusterNode)| Ok((node.name.clone(), running.count_resources(index)?));
+        nodes.map(count).collect::<Result<_, _>>().map(Self)
     }
 
     /// Counts repeatedly until the counts without a tolerance are stable, because nodes create containers in the
     /// background. After [`RELEASE_LIMIT`], returns the last counts even if they are not stable.
-    pub(crate) async fn read_steady(nodes: &[LocalNode]) -> Self {
+    pub(crate) async fn read_steady(running: &RunningNodes) -> Result<Self, BenchError> {
         let give_up = Instant::now() + RELEASE_LIMIT;
-        let mut last = Self::read(nodes);
+        let mut last = Self::read(running)?;
         loop {
             tokio::time::sleep(COUNT_INTERVAL).await;
-            let now = Self::read(nodes);
+            let now = Self::read(running)?;
             let is_steady = last.compare_with(&now).iter().all(|count| count.slack > 0 || count.before == count.after);
             if is_steady || Instant::now() >= give_up {
-                return now;
+                return Ok(now);
             }
             last = now;
         }
     }
 
     /// Counts again until there is no leak, or until the time limit is over. Returns the counts from before and after.
-    pub(crate) async fn wait_released(&self, nodes: &[LocalNode]) -> Vec<ResourceCount> {
+    pub(crate) async fn wait_released(&self, running: &RunningNodes) -> Result<Vec<ResourceCount>, BenchError> {
         let give_up = Instant::now() + RELEASE_LIMIT;
         loop {
-            let counts = self.compare_with(&Self::read(nodes));
+            let counts = self.compare_with(&Self::read(running)?);
             if !counts.iter().any(ResourceCount::is_leak) || Instant::now() >= give_up {
-                return counts;
+                return Ok(counts);
             }
             tokio::time::sleep(COUNT_INTERVAL).await;
         }
@@ -103,123 +85,34 @@ impl ResourceCounts {
 
     /// Pairs the counts of each kind.
     fn compare_with(&self, after: &Self) -> Vec<ResourceCount> {
-        let pairs = self.0.iter().zip(&after.0);
-        let count = |(before, after): (&ResourceEntry, &ResourceEntry)| ResourceCount {
-            node: before.node.clone(),
-            of: before.of,
-            before: before.count,
-            after: after.count,
-            slack: before.slack,
-        };
-        pairs.map(count).collect()
+        let nodes = self.0.iter().zip(&after.0);
+        let pairs = nodes.flat_map(|((node, before), (_, after))| {
+            let counts = KINDS.into_iter().zip(before.iter().zip(after));
+            counts.map(move |((of, slack), (&before, &after))| ResourceCount {
+                node: node.clone(),
+                of,
+                before,
+                after,
+                slack,
+            })
+        });
+        pairs.collect()
     }
-}
-
-fn count_node(node: &LocalNode) -> Vec<ResourceEntry> {
-    let servers: Vec<i32> = node.pid().into_iter().chain(node.pager_pids()).collect();
-    let sum = |of: fn(i32) -> u64, servers: &[i32]| servers.iter().map(|pid| of(*pid)).sum();
-    let (tables, memories) =
-        (distinct_processes(&servers, SharedResource::Files), distinct_processes(&servers, SharedResource::Memory));
-    let groups: Vec<_> = node.cgroups.iter().flat_map(|group| cgroup::subtree(group).unwrap_or_default()).collect();
-    let pids: BTreeSet<i32> = groups.iter().flat_map(|group| cgroup::processes(group).unwrap_or_default()).collect();
-    let spaces: BTreeSet<String> = pids.iter().flat_map(|pid| namespace_links(*pid)).collect();
-    let entry = |of, count, slack| ResourceEntry { node: node.name.clone(), of, count, slack };
-    vec![
-        entry("processes", pids.len() as u64, 0),
-        entry("namespaces", spaces.len() as u64, 0),
-        entry("control groups", groups.len() as u64, 0),
-        entry("mounts", count_mounts(node), 0),
-        entry("files", count_files_below(&node.run_dir), 0),
-        entry("descriptors", sum(count_descriptors, &tables), DESCRIPTORS_SLACK),
-        entry("threads", sum(|pid| thread_count(pid).unwrap_or_default() as u64, &servers), THREADS_SLACK),
-        entry("KiB of memory", sum(memory_kib, &memories), MEMORY_SLACK_KIB),
-    ]
-}
-
-/// Returns one process of each group that shares `table`, so that nothing is counted twice. Tracers share the daemon's
-/// memory and files, the keeper its pager's files.
-fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
-    let mut distinct: Vec<i32> = Vec::new();
-    for pid in pids {
-        if !distinct.iter().any(|known| share_resource(*known, *pid, table).unwrap_or(false)) {
-            distinct.push(*pid);
-        }
-    }
-    distinct
-}
-
-/// Finds the resources that ended nodes have left on the machine. Returns a sentence for each.
-pub(crate) fn find_leftovers(nodes: &[LocalNode]) -> Vec<String> {
-    let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
-    let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
-    let directories = nodes.iter().map(|node| node.run_dir.clone());
-    let left = groups.chain(names).chain(directories).filter(|path| path.exists());
-    left.map(|path| format!("{} is left after the nodes have ended", path.display())).collect()
-}
-
-fn count_descriptors(pid: i32) -> u64 {
-    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64)
-}
-
-/// Counts the mounts in the daemon's mount namespace that its node has created. Other mounts of the machine may change.
-fn count_mounts(node: &LocalNode) -> u64 {
-    let table =
-        node.pid().and_then(|pid| fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()).unwrap_or_default();
-    let (run_dir, netns) = (node.run_dir.to_string_lossy(), format!("/{} ", node.netns));
-    table.lines().filter(|line| line.contains(&*run_dir) || line.contains(&netns)).count() as u64
-}
-
-/// Identifiers of a process's namespaces.
-fn namespace_links(pid: i32) -> Vec<String> {
-    let entries = fs::read_dir(format!("/proc/{pid}/ns")).into_iter().flatten().flatten();
-    entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned())).collect()
-}
-
-/// Returns the resident memory of a process that is not backed by a file on disk.
-fn memory_kib(pid: i32) -> u64 {
-    let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
-    let of = |line: &str| {
-        let (name, value) = line.split_once(':')?;
-        ["RssAnon", "RssShmem"].contains(&name).then(|| value.trim().trim_end_matches(" kB").parse::<u64>().ok())?
-    };
-    status.lines().filter_map(of).sum::<u64>()
-}
-
-/// Counts files and directories, except logs, which grow, and the list of members, which appears with the first peer.
-fn count_files_below(directory: &Path) -> u64 {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_excluded =
-        |path: &Path| path.extension().is_some_and(|extension| extension == "log") || path.ends_with("members.json");
-    let kept = entries.filter(|path| !is_excluded(path));
-    kept.map(|path| 1 + if path.is_dir() && !path.is_symlink() { count_files_below(&path) } else { 0 }).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ResourceCounts, ResourceEntry, SharedResource};
+    use super::ResourceCounts;
 
     #[test]
     fn a_higher_count_is_a_leak() {
-        let resource_counts =
-            |count| ResourceCounts(vec![ResourceEntry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
-        let is_leak = |before, after| resource_counts(before).compare_with(&resource_counts(after))[0].is_leak();
-        assert_eq!([is_leak(3, 2), is_leak(3, 4), is_leak(3, 5)], [false, false, true]);
-    }
-
-    #[test]
-    fn sharing_processes_are_counted_once() {
-        let own = std::process::id().cast_signed();
-        let parent = std::os::unix::process::parent_id().cast_signed();
-        assert_eq!(super::distinct_processes(&[own, parent, own], SharedResource::Memory), [own, parent]);
-        let living = rustix::thread::gettid().as_raw_nonzero().get();
-        assert_eq!(super::distinct_processes(&[own, parent, living], SharedResource::Files), [own, parent]);
-    }
-
-    #[test]
-    fn this_process_has_memory_descriptors_and_namespaces() {
-        let pid = std::process::id().cast_signed();
-        assert!(
-            super::memory_kib(pid) > 0 && super::count_descriptors(pid) > 2 && super::namespace_links(pid).len() > 5
-        );
+        let is_leak = |descriptors: [u64; 2]| {
+            let [before, after] =
+                descriptors.map(|count| ResourceCounts(vec![("n1".into(), [3, 0, 0, 0, 0, count, 0, 0])]));
+            let counts = before.compare_with(&after);
+            assert!(counts.iter().all(|count| count.of == "descriptors" || !count.is_leak()));
+            counts[5].is_leak()
+        };
+        assert_eq!([is_leak([3, 2]), is_leak([3, 7]), is_leak([3, 8])], [false, false, true]);
     }
 }

@@ -1,6 +1,6 @@
-//! `BenchCluster`: nodes on this machine, two by default, and the measured requests, which use the API like any client.
+//! `BenchCluster`: nodes, two by default, and the measured requests, which use the API like any client.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,41 +9,22 @@ use farfork_api::failure::Failure;
 use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{self, exit::How};
-use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
 
+use super::nodes::{ClusterNode, REQUEST_LIMIT, RunningNodes, SIGKILL, request_failure};
 use crate::error::{BenchError, ChildEnd};
 use crate::figure::ChildPlace;
-use crate::scratch::{CLUSTER_DIRECTORY, SCRATCH_PARENT, ScratchDirectory};
-
-/// Time limit for the nodes to discover each other, which takes a few heartbeats, on a busy machine.
-const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
-
-/// How often discovery is checked.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// Time limit of each request; a child that touches 1 GiB on a busy machine takes seconds.
-const REQUEST_LIMIT: Duration = Duration::from_secs(120);
+use crate::machine::Machine;
+use crate::scratch::SCRATCH_PARENT;
 
 /// Time limit for a pager's report of a working set, which follows the child's end; and the interval of checks.
 const WORKING_SET_LIMIT: Duration = Duration::from_secs(2);
 const WORKING_SET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Signal number for kill(2).
-const SIGKILL: u32 = 9;
-
-/// Nodes on this machine. They are stopped when this value is dropped.
+/// Nodes, and a client of the first one. The nodes are stopped when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BenchCluster {
     client: Client,
     running: RunningNodes,
-}
-
-/// Nodes and their files. The nodes are stopped when this value is dropped, also before a client has connected to them.
-#[derive(Debug)]
-struct RunningNodes {
-    /// `None` after the stop.
-    local: Option<LocalCluster>,
-    scratch: ScratchDirectory,
 }
 
 /// A seed, and the times of its prepare.
@@ -113,7 +94,7 @@ pub(crate) struct SettlingChild {
 impl BenchCluster {
     /// Starts two nodes without zygotes. `farfork` is the program that runs their daemons. With `encrypted`, memory
     /// transfers are encrypted.
-    pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
+    pub(crate) async fn start(farfork: &Path, encrypted: bool) -> Result<Self, BenchError> {
         // Benchmarks with two nodes measure the restore of a child, not the fork of a zygote.
         let arguments = ["--zygotes", "0"].map(str::to_owned);
         Self::start_nodes(farfork, 2, encrypted, &arguments).await
@@ -121,7 +102,7 @@ impl BenchCluster {
 
     /// Starts this many nodes, with additional arguments.
     pub(crate) async fn start_nodes(
-        farfork: PathBuf,
+        farfork: &Path,
         nodes: usize,
         encrypted: bool,
         arguments: &[String],
@@ -132,64 +113,47 @@ impl BenchCluster {
     /// Starts nodes whose files are in this directory.
     pub(crate) async fn start_nodes_in(
         parent: &Path,
-        farfork: PathBuf,
+        farfork: &Path,
         nodes: usize,
         encrypted: bool,
         arguments: &[String],
     ) -> Result<Self, BenchError> {
-        let scratch = ScratchDirectory::create(parent, &farfork)?;
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let name = format!("bench-{}-{}", std::process::id(), CLUSTERS.fetch_add(1, Ordering::Relaxed));
-        let mut config = LocalClusterConfig::new(&name, scratch.path().join(CLUSTER_DIRECTORY), nodes, farfork);
-        let encryption = if encrypted { "on" } else { "off" };
-        config.node_arguments = vec!["--encryption".to_owned(), encryption.to_owned()];
-        config.node_arguments.extend_from_slice(arguments);
-        let mut running = RunningNodes { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
-        // An interrupt may drop this function while it waits.
-        match connect_when_all_alive(&running.nodes()[0], nodes).await {
-            Ok(client) => Ok(Self { client, running }),
-            Err(error) => {
-                running.stop()?;
-                Err(error)
-            }
-        }
-    }
-
-    /// A directory that is removed with the cluster.
-    pub(crate) fn scratch(&self) -> &Path {
-        self.running.scratch.path()
+        let running = RunningNodes::start(parent, &name, farfork, nodes, encrypted, arguments)?;
+        Ok(Self { client: running.connect_when_all_alive(0).await?, running })
     }
 
     /// The nodes. The first one owns the seeds.
-    pub(crate) fn nodes(&self) -> &[LocalNode] {
+    pub(crate) fn nodes(&self) -> &[ClusterNode] {
         self.running.nodes()
+    }
+
+    /// The machine of the first node.
+    pub(crate) fn machine(&self) -> &dyn Machine {
+        self.nodes()[0].machine()
+    }
+
+    pub(crate) fn running(&self) -> &RunningNodes {
+        &self.running
+    }
+
+    pub(crate) fn running_mut(&mut self) -> &mut RunningNodes {
+        &mut self.running
     }
 
     /// Reconnects to the first node. Needed after this thread has driven a program for a long time. During that time, the
     /// thread answers no keep-alive probes, so the node closes the connection.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
-        self.client = connect_when_all_alive(&self.nodes()[0], self.nodes().len()).await?;
+        self.client = self.running.connect_when_all_alive(0).await?;
         Ok(())
     }
 
-    /// Kills the daemon of a node.
-    pub(crate) fn kill_node(&self, node: usize) -> Result<(), BenchError> {
-        let Some(local) = &self.running.local else { return Ok(()) };
-        local.signal_node(node, SIGKILL.cast_signed())?;
-        local.wait_node_exit(node, DISCOVERY_LIMIT)?;
-        Ok(())
-    }
-
-    /// Starts the daemon of a node again.
-    pub(crate) fn restart_node(&mut self, node: usize) -> Result<(), BenchError> {
-        self.running.local.as_mut().map_or(Ok(()), |local| Ok(local.restart_node(node)?))
-    }
-
-    /// Stops the nodes.
+    /// Stops the nodes. Returns a sentence for each resource that they have left.
     ///
     /// # Errors
     /// A resource of a node cannot be removed.
-    pub(crate) fn stop(mut self) -> Result<(), BenchError> {
+    pub(crate) fn stop(mut self) -> Result<Vec<String>, BenchError> {
         Ok(self.running.stop()?)
     }
 
@@ -325,7 +289,7 @@ impl BenchCluster {
 
     /// Kills a child.
     pub(crate) async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
-        let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL, by_program: false };
+        let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL.cast_unsigned(), by_program: false };
         self.client.kill(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child))?;
         // The child ends by a signal, which `wait_output` reports as a failure.
         let _ = self.wait_output(child).await;
@@ -383,7 +347,7 @@ impl BenchCluster {
         }
     }
 
-    fn node(&self, place: ChildPlace) -> &LocalNode {
+    fn node(&self, place: ChildPlace) -> &ClusterNode {
         match place {
             ChildPlace::Own => &self.nodes()[0],
             ChildPlace::Other => &self.nodes()[1],
@@ -426,29 +390,6 @@ impl BenchCluster {
     }
 }
 
-impl RunningNodes {
-    fn nodes(&self) -> &[LocalNode] {
-        self.local.as_ref().map_or(&[], |local| local.nodes())
-    }
-
-    fn stop(&mut self) -> Result<(), LocalError> {
-        self.local.take().map_or(Ok(()), |local| stop_nodes(local, &mut self.scratch))
-    }
-}
-
-impl Drop for RunningNodes {
-    fn drop(&mut self) {
-        if let Err(error) = self.stop() {
-            eprintln!("farfork: cannot remove all of the benchmark's nodes: {error}");
-        }
-    }
-}
-
-/// Stops nodes. If they cannot be removed completely, keeps the files that list the rest.
-pub(crate) fn stop_nodes(local: LocalCluster, scratch: &mut ScratchDirectory) -> Result<(), LocalError> {
-    local.down().inspect_err(|_| scratch.keep())
-}
-
 /// The arguments of a node for the options that have a value.
 pub(crate) fn node_arguments(options: &[(&str, Option<u64>)]) -> Vec<String> {
     let arguments = options.iter().filter_map(|(name, value)| Some([(*name).to_owned(), (*value)?.to_string()]));
@@ -466,27 +407,4 @@ async fn settle_child(mut client: Client, child: &str) -> Result<Instant, BenchE
         }
     }
     Ok(Instant::now())
-}
-
-/// Connects to a node. Returns once the node sees all nodes alive.
-async fn connect_when_all_alive(node: &LocalNode, all: usize) -> Result<Client, BenchError> {
-    let mut client = client::connect(&node.socket).await?;
-    let give_up = Instant::now() + DISCOVERY_LIMIT;
-    loop {
-        let answer = client.list_nodes(client::request_with_timeout(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
-        let nodes = answer.map_err(request_failure(&node.name))?.into_inner().nodes;
-        if nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == all {
-            return Ok(client);
-        }
-        if Instant::now() >= give_up {
-            let (seconds, run_dir) = (DISCOVERY_LIMIT.as_secs(), node.run_dir.clone());
-            return Err(BenchError::NodesNotConnected { seconds, run_dir });
-        }
-        tokio::time::sleep(POLL_INTERVAL).await;
-    }
-}
-
-/// Converts the status of a request about `object` into a [`Failure`].
-pub(crate) fn request_failure(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
-    move |status| Failure::from_status(object, &status)
 }

@@ -66,19 +66,19 @@ impl PauseMethods {
         root: Option<&ParentRoot>,
         forks: usize,
     ) -> Result<Self, BenchError> {
-        let floor = PAUSED_FORKS.install(cluster.scratch())?;
-        let parent = workload.start(cluster.scratch(), function_options, root)?;
+        PAUSED_FORKS.install(cluster.machine())?;
+        let parent = workload.start(cluster.machine(), function_options, root)?;
         let expected = parent.expected().clone();
         // Make the seed first: it would include local forks of the parent.
         let mut farfork = WarmChildren::start(cluster, parent).await?;
         let (freezer, signals) = match (workload, farfork.function()) {
             (WarmWorkload::Steps { steps, .. }, _) => {
-                let frozen = PausedForks::start_frozen(&floor, *steps, forks)?;
-                (frozen, Some(PausedForks::start_stopped(&floor, *steps, forks)?))
+                let frozen = PausedForks::start_frozen(cluster.machine(), *steps, forks)?;
+                (frozen, Some(PausedForks::start_stopped(cluster.machine(), *steps, forks)?))
             }
             (_, Some(function)) => {
-                let (checked, scratch) = (expected.clone(), cluster.scratch());
-                let started = PausedForks::start_frozen_functions(&floor, function, checked, scratch, forks);
+                let (machine, checked) = (cluster.machine(), expected.clone());
+                let started = PausedForks::start_frozen_functions(machine, function, checked, forks);
                 (started.map_err(|error| expected.describe_failure(error))?, None)
             }
             (_, None) => (None, None),

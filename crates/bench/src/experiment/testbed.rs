@@ -1,20 +1,21 @@
-//! The testbed of connection benchmarks: namespaces for a server and its clients, a directory for programs, and a
-//! cluster of two members for endpoints that authenticate each other.
+//! The testbed of connection benchmarks: a server and its clients without nodes, and a cluster of two members for endpoints
+//! that authenticate each other.
 
+use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::SystemTime;
 
 use farfork_trust::{NODE_VALID, Role, TrustDirectory, member};
 use farfork_wire::NodeName;
 use serde::Serialize;
-use serde_json::json;
 
 use crate::endpoint::specification::{CLIENT, EndpointIdentity, EndpointSpec, SERVER};
 use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::namespace::NamespaceMachine;
+use crate::machine::program::RunningProgram;
 use crate::scratch::{SCRATCH_PARENT, ScratchDirectory};
-use crate::veth_network::VethNetwork;
 
 /// The protection of the connections of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -28,39 +29,75 @@ pub(crate) enum ConnectionSecurity {
     Encrypted,
 }
 
-/// The namespaces and files of a run. They are removed when this value is dropped.
+/// The machines of a run. They and their files are removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Testbed {
-    pub(crate) network: VethNetwork,
-    /// The program whose command `bench end` runs the endpoints.
-    pub(crate) farfork: PathBuf,
-    pub(crate) scratch: ScratchDirectory,
+    server: Box<dyn Machine>,
+    clients: Vec<Box<dyn Machine>>,
+    // Dropped last, because the files of the machines are in it.
+    _scratch: ScratchDirectory,
 }
 
+/// The directory of a machine's credentials, in its scratch directory.
+const TRUST: &str = "trust";
+
 impl Testbed {
-    /// Creates the namespaces for a server and `clients` clients, and the cluster.
+    /// Makes a server and `clients` clients, each of which has credentials.
     pub(crate) fn new(farfork: &Path, clients: usize) -> Result<Self, BenchError> {
         let scratch = ScratchDirectory::create(SCRATCH_PARENT.as_ref(), farfork)?;
-        let stage = Self { network: VethNetwork::new(clients)?, farfork: farfork.to_owned(), scratch };
-        let [server, client] = [SERVER, CLIENT].map(|name| TrustDirectory::new(stage.scratch.path().join(name)));
+        let (server, clients) = NamespaceMachine::server_and_clients(clients, scratch.path(), farfork)?;
+        let clients = clients.into_iter().map(|client| Box::new(client) as Box<dyn Machine>).collect();
+        let testbed = Self { server: Box::new(server), clients, _scratch: scratch };
+        testbed.create_cluster()?;
+        Ok(testbed)
+    }
+
+    /// Creates a cluster of two members. All clients are the same member.
+    fn create_cluster(&self) -> Result<(), BenchError> {
+        let failed = |cause| BenchError::File { path: TRUST.into(), cause };
+        let directory = tempfile::tempdir().map_err(failed)?;
+        let [server, client] = [SERVER, CLIENT].map(|name| TrustDirectory::new(directory.path().join(name)));
         let named = |name| NodeName::new(name).expect("the name is valid");
         let now = SystemTime::now();
         member::create_cluster(&server, &named("bench"), &named(SERVER), now)
             .and_then(|_| member::issue_client_directory(&server, &client, Role::Node, &named(CLIENT), now, NODE_VALID))
-            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause: io::Error::other(cause) })?;
-        Ok(stage)
+            .map_err(|cause| failed(io::Error::other(cause)))?;
+        let clients = self.clients(self.clients.len()).map(|machine| (machine, &client));
+        for (machine, member) in clients.chain([(self.server(), &server)]) {
+            for path in [member.identity_path(), member.roster_path()] {
+                let content = fs::read(&path).map_err(failed)?;
+                machine.write_file(Path::new(TRUST).join(path.file_name().unwrap_or_default()), "600", &content)?;
+            }
+        }
+        Ok(())
     }
 
-    /// The identity of a member of the cluster; `None` without authentication.
-    pub(crate) fn identity(&self, protection: ConnectionSecurity, name: &str) -> Option<EndpointIdentity> {
-        let encrypted = protection == ConnectionSecurity::Encrypted;
-        let identity = EndpointIdentity { directory: self.scratch.path().join(name), encrypted };
-        (protection != ConnectionSecurity::None).then_some(identity)
+    pub(crate) fn server(&self) -> &dyn Machine {
+        self.server.as_ref()
+    }
+
+    /// The first `count` clients.
+    pub(crate) fn clients(&self, count: usize) -> impl Iterator<Item = &dyn Machine> {
+        self.clients[..count].iter().map(AsRef::as_ref)
+    }
+
+    /// The server and the first `count` clients.
+    pub(crate) fn machines(&self) -> impl Iterator<Item = &dyn Machine> {
+        self.clients(self.clients.len()).chain([self.server()])
     }
 }
 
-/// The command that runs an endpoint in the namespace of `command`.
-pub(crate) fn endpoint_command(mut command: Command, farfork: &Path, end: &EndpointSpec) -> Command {
-    command.arg(farfork).args(["bench", "end"]).arg(json!(end).to_string());
-    command
+/// The kind of the process of an endpoint.
+const ENDPOINT: &str = "endpoint";
+
+/// Starts an endpoint on a machine. It gets the credentials of the machine.
+pub(crate) fn start_endpoint(
+    machine: &dyn Machine,
+    protection: ConnectionSecurity,
+    end: EndpointSpec,
+) -> Result<RunningProgram, BenchError> {
+    let encrypted = protection == ConnectionSecurity::Encrypted;
+    let identity = EndpointIdentity { directory: machine.scratch().join(TRUST), encrypted };
+    let identity = (protection != ConnectionSecurity::None).then_some(identity);
+    machine.start_process(end.system.name(), ENDPOINT, &EndpointSpec { identity, ..end })
 }

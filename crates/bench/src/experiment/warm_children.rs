@@ -16,7 +16,8 @@ use futures_util::future;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::local_cluster::{BenchCluster, ForkOptions, request_failure};
+use super::local_cluster::{BenchCluster, ForkOptions};
+use super::nodes::request_failure;
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
 use crate::workload::functions::FunctionParent;
@@ -61,12 +62,12 @@ struct PausedChild {
 impl WarmChildren {
     /// Makes the seed of the children. Takes over the parent.
     pub(super) async fn start(cluster: &mut BenchCluster, parent: WarmParent) -> Result<Self, BenchError> {
-        let directory = cluster.scratch().join(format!("sockets-{}", parent.pid()));
+        let directory = cluster.machine().scratch().join(format!("sockets-{}", parent.pid()));
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
         std::fs::create_dir(&directory).map_err(failed)?;
         let listener = UnixListener::bind(directory.join("socket")).map_err(failed)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
-        let client = client::connect(&cluster.nodes()[0].socket).await?;
+        let client = cluster.nodes()[0].connect().await?;
         Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), next: 1 })
     }
 

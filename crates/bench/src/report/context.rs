@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::MachineState;
+use crate::machine::description::MachineState;
 
 /// How a run was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -81,7 +81,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt as _;
 
     use super::{RunContext, command_line};
-    use crate::machine::MachineState;
+    use crate::machine::description::MachineState;
 
     #[test]
     fn a_command_line_is_quoted_for_the_shell() {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::context::RunContext;
 use super::plot::ReportPlot;
 use super::table::ReportTable;
-use crate::machine::MachineState;
+use crate::machine::description::MachineState;
 
 /// The version of the format. A reader refuses other versions.
 pub(crate) const SECTION_VERSION: u32 = 1;

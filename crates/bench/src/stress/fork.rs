@@ -13,9 +13,8 @@ use serde_json::{Value, json};
 
 use super::{IntervalRates, REFERENCE_NOTE, until_interrupt, verdict, with_verdict};
 use crate::error::BenchError;
-use crate::experiment::error_log::ErrorLogs;
 use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad};
-use crate::experiment::leak_check::{ResourceCount, ResourceCounts, find_leftovers};
+use crate::experiment::leak_check::{ResourceCount, ResourceCounts};
 use crate::experiment::local_cluster::BenchCluster;
 use crate::options::{EncryptionOption, FunctionCallArgs, NodeOptions, count, parse_seconds, size};
 use crate::reference::PUBLISHED_FIGURES;
@@ -279,11 +278,10 @@ async fn stress_fork(
     show: &mut dyn FnMut(&StressForkOutcome) -> ControlFlow<()>,
 ) -> Result<StressForkOutcome, BenchError> {
     let (encrypted, arguments) = (plan.load.encryption.encrypted, plan.load.node_options.arguments());
-    let mut cluster = BenchCluster::start_nodes(farfork.to_owned(), plan.load.nodes, encrypted, &arguments).await?;
-    let parent = plan.workload.start(cluster.scratch(), &plan.function_options)?;
+    let mut cluster = BenchCluster::start_nodes(farfork, plan.load.nodes, encrypted, &arguments).await?;
+    let parent = plan.workload.start(cluster.machine(), &plan.function_options)?;
     let seed = cluster.prepare(parent.pid()).await?.seed;
     let load = ForkLoad {
-        farfork,
         nodes: &cluster.nodes()[plan.parent_nodes..],
         clients_per_node: plan.load.clients,
         seed: &seed,
@@ -292,24 +290,23 @@ async fn stress_fork(
         seconds: plan.load.seconds,
     };
     load.warm_up().await?;
-    let before = ResourceCounts::read_steady(cluster.nodes()).await;
-    let logs = ErrorLogs::begin(cluster.nodes());
+    let before = ResourceCounts::read_steady(cluster.running()).await?;
+    let ends = cluster.running().log_ends()?;
     let mut outcome = StressForkOutcome::default();
     match run_load(&load, &mut outcome, show) {
         Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
         Err(failure) => outcome.faults.push(format!("a client: {failure}")),
         Ok(()) => {}
     }
-    outcome.counts = before.wait_released(cluster.nodes()).await;
+    outcome.counts = before.wait_released(cluster.running()).await?;
     // A daemon may have ended during the run, which is a failure of the run.
     let dropped = drop_seed(&mut cluster, &seed).await;
     outcome.faults.extend(dropped.err().map(|failure| format!("after the clients: {failure}")));
-    outcome.faults.extend(logs.find_errors(cluster.nodes()));
+    outcome.faults.extend(cluster.running().find_errors(ends)?);
     drop(parent);
-    let nodes = cluster.nodes().to_vec();
-    outcome.faults.extend(cluster.stop().err().map(|failure| failure.to_string()));
+    let leftovers = cluster.stop().unwrap_or_else(|failure| vec![failure.to_string()]);
     judge_outcome(plan, &mut outcome);
-    outcome.faults.extend(find_leftovers(&nodes));
+    outcome.faults.extend(leftovers);
     Ok(outcome)
 }
 

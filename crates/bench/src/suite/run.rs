@@ -145,11 +145,13 @@ fn remove_file(path: &Path) -> Result<(), BenchError> {
 #[cfg(test)]
 mod tests {
     use super::{SuiteEvent, SuiteParameters, SuiteScale, run_suite};
-    use crate::embedded_program::EmbeddedProgram;
+    use crate::machine::Machine;
+    use crate::machine::namespace::NamespaceMachine;
 
     /// A script in the place of `farfork-bench`.
     fn program(directory: &std::path::Path, script: &'static str) -> std::path::PathBuf {
-        EmbeddedProgram { name: "bench.sh", bytes: script.as_bytes() }.install(directory).unwrap()
+        let machine: &dyn Machine = &NamespaceMachine::own(directory);
+        machine.write_file("bench.sh", "755", script.as_bytes()).unwrap()
     }
 
     fn plan(directory: &std::path::Path, only: &[&str]) -> SuiteParameters {

@@ -1,18 +1,17 @@
 //! A neighbour of a volume: k-median clustering of a stream of points, as in PARSEC's streamcluster. It generates
 //! points in chunks, and improves the centers of each chunk by local search, which uses CPU time and memory bandwidth.
-//! Each process is a `farfork bench volume-process`.
+//! Each process is a `farfork bench process`.
 
 use std::io::{self, Read as _};
-use std::path::Path;
 use std::time::Instant;
 
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::embedded_program::ChildProgram;
 use crate::endpoint::print_line;
 use crate::error::BenchError;
-use crate::workload::VOLUME_PROCESS;
+use crate::machine::Machine;
+use crate::machine::program::RunningProgram;
 
 /// The kind of the process, and its name in errors.
 const PROCESS: &str = "clustering";
@@ -31,13 +30,16 @@ pub(crate) struct ClusteringSpec {
 }
 
 /// Processes that cluster the same points, all at the same time.
-pub(crate) struct ClusteringProcesses(Vec<ChildProgram>);
+pub(crate) struct ClusteringProcesses(Vec<RunningProgram>);
 
 impl ClusteringProcesses {
-    /// Starts `count` processes, and makes them begin. `farfork` is the program that starts them.
-    pub(crate) fn start(farfork: &Path, spec: ClusteringSpec, count: usize) -> Result<Self, BenchError> {
-        let start = |_| ChildProgram::start_bench_command(PROCESS, farfork, &[VOLUME_PROCESS, PROCESS], &spec);
-        let mut processes = (0..count).map(start).collect::<Result<Vec<_>, _>>()?;
+    /// Starts a process on each machine, and makes them begin.
+    pub(crate) fn start<'a>(
+        machines: impl Iterator<Item = &'a dyn Machine>,
+        spec: ClusteringSpec,
+    ) -> Result<Self, BenchError> {
+        let start = |machine: &dyn Machine| machine.start_process(PROCESS, PROCESS, &spec)?.ready();
+        let mut processes = machines.map(start).collect::<Result<Vec<_>, _>>()?;
         for process in &mut processes {
             process.send_message(b'g')?;
         }

@@ -1,20 +1,20 @@
 //! Processes that write files: one write(2) after the other, synced after each or once at the end. They start together.
-//! Each writer is a process `farfork bench volume-process`.
+//! Each writer is a process `farfork bench process`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::ValueEnum;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::embedded_program::ChildProgram;
 use crate::endpoint::print_line;
 use crate::error::BenchError;
-use crate::workload::VOLUME_PROCESS;
+use crate::machine::Machine;
+use crate::machine::program::RunningProgram;
 
 /// The kind of the process, and its name in errors.
 const WRITER: &str = "file-writer";
@@ -96,12 +96,12 @@ impl OperationLatency {
 }
 
 /// Writers that have opened their files.
-pub(crate) struct FileWriters(Vec<ChildProgram>);
+pub(crate) struct FileWriters(Vec<RunningProgram>);
 
 impl FileWriters {
-    /// Starts a writer for each specification. `farfork` is the program that starts them.
-    pub(crate) fn start(farfork: &Path, specs: &[FileWriterSpec]) -> Result<Self, BenchError> {
-        let start = |spec| ChildProgram::start_bench_command(WRITER, farfork, &[VOLUME_PROCESS, WRITER], spec);
+    /// Starts a writer for each specification.
+    pub(crate) fn start(machine: &dyn Machine, specs: &[FileWriterSpec]) -> Result<Self, BenchError> {
+        let start = |spec| machine.start_process(WRITER, WRITER, spec)?.ready();
         Ok(Self(specs.iter().map(start).collect::<Result<_, _>>()?))
     }
 
@@ -117,7 +117,7 @@ impl FileWriters {
     }
 }
 
-fn read_result(writer: &mut ChildProgram) -> Result<FileWriterResult, BenchError> {
+fn read_result(writer: &mut RunningProgram) -> Result<FileWriterResult, BenchError> {
     let numbers: [i64; 7] = writer.read_answer("written")?;
     let [total, mean, p50, p99, p999, p9999, sync_mean] = numbers.map(i64::unsigned_abs);
     Ok(FileWriterResult { total, operation: OperationLatency { mean, p50, p99, p999, p9999 }, sync_mean })

@@ -1,19 +1,19 @@
 //! The loops of Filebench's varmail and fileserver: a process works on a set of files, one operation after the other,
-//! for a given time. Each process is a `farfork bench volume-process`.
+//! for a given time. Each process is a `farfork bench process`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::embedded_program::ChildProgram;
 use crate::endpoint::print_line;
 use crate::error::BenchError;
-use crate::workload::VOLUME_PROCESS;
+use crate::machine::Machine;
+use crate::machine::program::RunningProgram;
 
 /// The kind of the process, and its name in errors.
 const PROCESS: &str = "filebench";
@@ -70,14 +70,14 @@ pub(crate) struct FilebenchInterval {
 
 /// A working process.
 pub(crate) struct FilebenchProcess {
-    program: ChildProgram,
+    program: RunningProgram,
     intervals: u32,
 }
 
 impl FilebenchProcess {
-    /// Starts a process, waits until its files exist, and makes it begin. `farfork` is the program that starts it.
-    pub(crate) fn start(farfork: &Path, spec: &FilebenchSpec) -> Result<Self, BenchError> {
-        let mut program = ChildProgram::start_bench_command(PROCESS, farfork, &[VOLUME_PROCESS, PROCESS], spec)?;
+    /// Starts a process, waits until its files exist, and makes it begin.
+    pub(crate) fn start(machine: &dyn Machine, spec: &FilebenchSpec) -> Result<Self, BenchError> {
+        let mut program = machine.start_process(PROCESS, PROCESS, spec)?.ready()?;
         program.send_message(b'g')?;
         Ok(Self { program, intervals: interval_count(spec.seconds) })
     }

@@ -1,16 +1,14 @@
 //! `ForkWorkload`: a program whose children a load forks, and its running parent. Experiments treat the C++ program
 //! `sparse`, the embedded functions and a user's function alike.
 
-use std::path::Path;
-
 use serde::Serialize;
 
 use super::child_task::ChildTask;
 use super::functions::{FunctionOptions, FunctionParent, FunctionSource};
-use super::micro::PAYLOAD_PATH;
 use super::parent::ParentProgram;
 use super::sparse::SPARSE;
 use crate::error::BenchError;
+use crate::machine::Machine;
 
 /// A program to fork children of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -60,15 +58,15 @@ impl ForkWorkload {
         matches!(self, Self::Function { .. })
     }
 
-    /// Writes the workload's files into a directory, and starts a parent. `options` are for functions.
+    /// Writes the workload's files to a machine, and starts a parent there. `options` are for functions.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
-    pub(crate) fn start(&self, directory: &Path, options: &FunctionOptions) -> Result<WorkloadParent, BenchError> {
+    pub(crate) fn start(&self, machine: &dyn Machine, options: &FunctionOptions) -> Result<WorkloadParent, BenchError> {
         match self {
             Self::Sparse { mib } => {
-                let program = SPARSE.install(directory)?;
-                let parent = ParentProgram::start(&SPARSE, &program, *mib, PAYLOAD_PATH.as_ref())?;
+                SPARSE.install(machine)?;
+                let parent = ParentProgram::start(machine, &SPARSE, *mib)?;
                 Ok(WorkloadParent {
                     pid: parent.pid(),
                     resident_kib: mib * 1024,
@@ -77,7 +75,7 @@ impl ForkWorkload {
                 })
             }
             Self::Function { source, payload } => {
-                let parent = FunctionParent::start(source, options, directory, payload, None)?;
+                let parent = FunctionParent::start(source, options, machine, payload, None)?;
                 Ok(WorkloadParent {
                     pid: parent.pid(),
                     resident_kib: parent.resident_kib.unsigned_abs(),

@@ -1,16 +1,16 @@
 //! LevelDB in a directory, with the workloads of its db_bench. `leveldb.cpp` is the program.
 
 use std::path::Path;
-use std::process::Command;
 
 use clap::ValueEnum;
 
-use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
 use crate::figure::Figure;
+use crate::machine::Machine;
+use crate::machine::program::EmbeddedProgram;
 
 /// The program.
-pub(crate) const LEVELDB: EmbeddedProgram =
+const LEVELDB: EmbeddedProgram =
     EmbeddedProgram { name: "leveldb", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/leveldb")) };
 
 /// Size of a value, in bytes. Snappy halves it.
@@ -70,22 +70,22 @@ impl LeveldbWorkload {
     }
 }
 
-/// Runs these workloads in an empty directory, after the sequential fill. Returns the mean time of an operation of each, in µs. `program` is
-/// [`LEVELDB`], installed.
+/// Runs these workloads in an empty directory of a machine, after the sequential fill. Returns the mean time of an operation
+/// of each, in µs.
 ///
 /// # Errors
 /// LevelDB failed, or read a value that was not written.
 pub(crate) fn run_leveldb(
-    program: &Path,
+    machine: &dyn Machine,
     directory: &Path,
     entries: u64,
     synced_entries: u64,
     workloads: &[LeveldbWorkload],
 ) -> Result<Vec<(Figure, f64)>, BenchError> {
-    let mut command = Command::new(program);
+    LEVELDB.install(machine)?;
+    let mut command = LEVELDB.command(machine);
     command.arg(directory).args([entries.to_string(), synced_entries.to_string()]);
-    let mut process = ChildProgram::start(LEVELDB.name, &command)?;
-    let [] = process.read_answer("ready")?;
+    let mut process = machine.start(LEVELDB.name, &command)?.ready()?;
     let mut measure = |workload: LeveldbWorkload| -> Result<(Figure, f64), BenchError> {
         process.send_text(&format!("{}\n", workload.name()))?;
         let [ns, operations] = process.read_answer("took")?;

@@ -1,6 +1,6 @@
 //! A program whose children change their memory at random and verify every page. `memory_walk.cpp` is the program.
 
-use crate::embedded_program::EmbeddedProgram;
+use crate::machine::program::EmbeddedProgram;
 
 /// The program.
 pub(crate) const MEMORY_WALK: EmbeddedProgram =

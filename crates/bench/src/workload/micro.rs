@@ -3,12 +3,12 @@
 
 use std::fmt::{self, Display};
 use std::path::Path;
-use std::process::Command;
 
 use serde::Serialize;
 
-use crate::embedded_program::{ChildProgram, EmbeddedProgram, parse_numbers};
 use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::program::{EmbeddedProgram, RunningProgram, parse_numbers};
 
 /// The program.
 pub(crate) const MICRO: EmbeddedProgram =
@@ -139,7 +139,7 @@ pub(crate) struct CheckpointedSeed {
 /// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Micro {
-    program: ChildProgram,
+    program: RunningProgram,
     pages: u64,
 }
 
@@ -147,18 +147,18 @@ impl Micro {
     /// Starts the installed program with `mib` of private memory, all of it written. A child reads the file `payload`.
     /// The program requests checkpoints from the node whose API is at `node`.
     pub(crate) fn start(
-        program: &Path,
+        machine: &dyn Machine,
         mib: u64,
         micro_options: MicroOptions,
         payload: &Path,
         node: Option<&Path>,
     ) -> Result<Self, BenchError> {
-        let mut command = Command::new(program);
+        let mut command = MICRO.command(machine);
         let MicroOptions { order, access, page_size, threads, mappings } = micro_options;
         command.args([&mib.to_string(), &order.to_string(), &access.to_string()]).arg(payload);
         command.args([page_size.to_string(), threads.to_string(), mappings.to_string()]);
         command.envs(node.map(|socket| ("FARFORK_SOCKET", socket)));
-        let mut program = ChildProgram::start(MICRO.name, &command)?;
+        let mut program = machine.start(MICRO.name, &command)?;
         let [_pid] = program.read_answer("ready")?;
         Ok(Self { program, pages: (mib << 20) / PAGE_BYTES })
     }
@@ -223,6 +223,7 @@ mod tests {
     use std::fs;
 
     use super::{ChildReport, MICRO, Micro, MicroOptions, PAYLOAD_PATH, PageSize, TouchAccess, TouchOrder};
+    use crate::machine::namespace::NamespaceMachine;
 
     #[test]
     fn a_wrong_page_is_an_error() {
@@ -237,14 +238,15 @@ mod tests {
     #[test]
     fn the_program_touches_every_page_of_its_forks() {
         let scratch = tempfile::tempdir().unwrap();
-        let program = MICRO.install(scratch.path()).unwrap();
+        let machine = NamespaceMachine::own(scratch.path());
+        MICRO.install(&machine).unwrap();
         for (mib, order, access, page_size, threads, mappings) in [
             (1, TouchOrder::Random, TouchAccess::Read, PageSize::Small, 1, 0),
             (3, TouchOrder::Random, TouchAccess::Write, PageSize::Small, 4, 150),
             (5, TouchOrder::Sequential, TouchAccess::Write, PageSize::Huge, 1, 0),
         ] {
             let micro_options = MicroOptions { order, access, page_size, threads, mappings };
-            let mut micro = Micro::start(&program, mib, micro_options, PAYLOAD_PATH.as_ref(), None).unwrap();
+            let mut micro = Micro::start(&machine, mib, micro_options, PAYLOAD_PATH.as_ref(), None).unwrap();
             assert!(micro.measure_fork_ms().unwrap() > 0.0);
             assert!(micro.measure_touch_ms().unwrap() > 0.0);
             micro.write_all().unwrap();

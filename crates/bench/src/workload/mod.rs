@@ -16,6 +16,3 @@ pub(crate) mod parent_root;
 pub(crate) mod rpc_load;
 pub(crate) mod sparse;
 pub(crate) mod warm_function;
-
-/// The hidden command that runs a process of `farfork bench volume`. Its next argument is the kind of the process.
-const VOLUME_PROCESS: &str = "volume-process";

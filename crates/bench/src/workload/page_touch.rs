@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::embedded_program::EmbeddedProgram;
 use crate::error::BenchError;
+use crate::machine::program::EmbeddedProgram;
 
 /// The program.
 pub(crate) const PAGE_TOUCH: EmbeddedProgram =

@@ -1,39 +1,35 @@
 //! `ParentProgram`: a parent whose children read their commands from a payload file. `parent.h` has the code that waits
 //! for the file.
 
-use std::path::Path;
-use std::process::Command;
-
+use super::micro::PAYLOAD_PATH;
 use super::parent_root::ParentRoot;
-use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::program::{EmbeddedProgram, RunningProgram};
 
 /// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct ParentProgram(ChildProgram);
+pub(crate) struct ParentProgram(RunningProgram);
 
 impl ParentProgram {
-    /// Starts an image, installed as `program`, with `mib` of private memory. A child reads the file `payload`.
-    pub(crate) fn start(image: &EmbeddedProgram, program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
-        Self::start_in(None, image, program, mib, payload)
+    /// Starts an installed program with `mib` of private memory. Its children read the file [`PAYLOAD_PATH`].
+    pub(crate) fn start(machine: &dyn Machine, program: &EmbeddedProgram, mib: u64) -> Result<Self, BenchError> {
+        Self::start_in(None, machine, program, mib)
     }
 
     /// As `start`, with a root of its own.
     pub(crate) fn start_in(
         root: Option<&ParentRoot>,
-        image: &EmbeddedProgram,
-        program: &Path,
+        machine: &dyn Machine,
+        program: &EmbeddedProgram,
         mib: u64,
-        payload: &Path,
     ) -> Result<Self, BenchError> {
-        let mut command = Command::new(program);
-        command.arg(mib.to_string()).arg(payload);
+        let mut command = program.command(machine);
+        command.arg(mib.to_string()).arg(PAYLOAD_PATH);
         if let Some(root) = root {
             command = root.wrap(&command);
         }
-        let mut program = ChildProgram::start(image.name, &command)?;
-        let [] = program.read_answer("ready")?;
-        Ok(Self(program))
+        machine.start(program.name, &command)?.ready().map(Self)
     }
 
     /// The parent's exit status and remaining output; `None` while it runs. A parent should not end on its own.

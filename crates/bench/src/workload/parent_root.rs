@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::functions::{FunctionOptions, FunctionSource};
 use crate::error::BenchError;
+use crate::machine::Machine;
 
 /// The directories of the kernel's file systems, which `farfork run --root` needs.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -35,17 +36,17 @@ struct MountedFiles {
 }
 
 impl ParentRoot {
-    /// Mounts the overlay in the scratch directory, and these files in it. `farfork` is the program with `run --root`.
+    /// Mounts the overlay in the scratch directory of a machine, and these files in it.
     ///
     /// # Errors
     /// [`BenchError::Root`].
     pub(crate) fn mount(
         directory: &Path,
-        farfork: &Path,
-        scratch: &Path,
+        machine: &dyn Machine,
         sources: &[&FunctionSource],
         options: &FunctionOptions,
     ) -> Result<Self, BenchError> {
+        let scratch = machine.scratch();
         let failed = |cause: io::Error| BenchError::Root { path: directory.to_owned(), cause: cause.to_string() };
         let lower = fs::canonicalize(directory).map_err(failed)?;
         if mount::is_on_overlay(&lower).map_err(failed)? {
@@ -58,7 +59,7 @@ impl ParentRoot {
         [&point, &upper, &work].into_iter().try_for_each(fs::create_dir).map_err(failed)?;
         let overlay = mount::overlay(&lower, &upper, &work, table::Attributes::empty()).map_err(failed)?;
         mount::attach(overlay.as_fd(), &point).map_err(failed)?;
-        let root = Self { farfork: farfork.to_owned(), point };
+        let root = Self { farfork: machine.farfork().to_owned(), point };
         KERNEL_DIRECTORIES.iter().try_for_each(|path| root.open_point(Path::new(path)).map(drop)).map_err(failed)?;
         files.iter().try_for_each(|files| root.mount_files(files)).map_err(failed)?;
         Ok(root)

@@ -4,8 +4,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::warm_function::splitmix64_mix;
-use crate::embedded_program::{EmbeddedProgram, parse_numbers};
 use crate::error::BenchError;
+use crate::machine::program::{EmbeddedProgram, parse_numbers};
 
 /// The program.
 pub(crate) const SPARSE: EmbeddedProgram =

@@ -7,11 +7,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::functions::{FunctionOptions, FunctionParent, FunctionSource, function_failure};
-use super::micro::PAYLOAD_PATH;
 use super::parent::ParentProgram;
 use super::parent_root::ParentRoot;
-use crate::embedded_program::EmbeddedProgram;
 use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::program::EmbeddedProgram;
 
 /// The name of the C++ program in summaries.
 const STEPS: &str = "steps";
@@ -76,25 +76,25 @@ impl WarmWorkload {
         }
     }
 
-    /// Writes the workload's files into a directory, and starts a parent, with a root of its own if `root` is given.
+    /// Writes the workload's files to a machine, and starts a parent there, with a root of its own if `root` is given.
     /// `options` are for functions.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
     pub(crate) fn start(
         &self,
-        directory: &Path,
+        machine: &dyn Machine,
         options: &FunctionOptions,
         root: Option<&ParentRoot>,
     ) -> Result<WarmParent, BenchError> {
         match self {
             Self::Steps { steps, mib } => {
-                let program = WARM_FUNCTION.install(directory)?;
-                let parent = ParentProgram::start_in(root, &WARM_FUNCTION, &program, *mib, PAYLOAD_PATH.as_ref())?;
+                WARM_FUNCTION.install(machine)?;
+                let parent = ParentProgram::start_in(root, machine, &WARM_FUNCTION, *mib)?;
                 Ok(WarmParent { program: WarmProgram::Steps(parent), expected: ExpectedValue::Steps(*steps) })
             }
             Self::Function { source, payload } => {
-                let parent = FunctionParent::start(source, options, directory, payload, root)?;
+                let parent = FunctionParent::start(source, options, machine, payload, root)?;
                 let expected =
                     ExpectedValue::Digest { function: source.to_string(), digest: parent.digest().cast_unsigned() };
                 Ok(WarmParent { program: WarmProgram::Function(Box::new(parent)), expected })

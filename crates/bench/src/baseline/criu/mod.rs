@@ -7,10 +7,12 @@ pub(crate) mod error;
 mod process;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::BenchError;
+use crate::machine::Machine;
 use crate::workload::micro::{ChildReport, MICRO, Micro, MicroOptions, PAYLOAD_TOUCH, ns_to_ms};
 use process::CriuCommand;
 
@@ -50,7 +52,8 @@ pub(crate) struct CriuTiming {
 pub(crate) struct CriuSubject {
     parent: Micro,
     criu: CriuCommand,
-    directory: PathBuf,
+    /// The file with the output of the clone.
+    output: PathBuf,
 }
 
 /// Checks that CRIU is installed and works. Returns why the lazy mode is not available, if so.
@@ -70,46 +73,38 @@ fn has_cap_sys_resource() -> bool {
 }
 
 impl CriuSubject {
-    /// Starts a parent with this much memory. Its files are in a directory below `scratch`.
-    pub(crate) fn start(
-        micro: &Path,
-        scratch: &Path,
-        mib: u64,
-        micro_options: MicroOptions,
-    ) -> Result<Self, BenchError> {
-        let directory = scratch.join("criu");
-        let payload = directory.join("payload");
-        fs::create_dir_all(&directory)
-            .and_then(|()| fs::write(&payload, PAYLOAD_TOUCH))
-            .map_err(|cause| BenchError::File { path: payload.clone(), cause })?;
-        let parent = Micro::start(micro, mib, micro_options, &payload, None)?;
-        let stdout = fs::read_link(format!("/proc/{}/fd/1", parent.pid()))
-            .map_err(|cause| BenchError::Program { program: MICRO.name, cause })?;
+    /// Starts a parent with this much memory, the installed [`MICRO`]. Its files are in a directory of the machine.
+    pub(crate) fn start(machine: &dyn Machine, mib: u64, micro_options: MicroOptions) -> Result<Self, BenchError> {
+        let payload = machine.write_file("criu/payload", "644", PAYLOAD_TOUCH.as_bytes())?;
+        let parent = Micro::start(machine, mib, micro_options, &payload, None)?;
+        let stdout = format!("/proc/{}/fd/1", parent.pid());
+        let stdout = machine.run(MICRO.name, Command::new("readlink").arg(stdout), &[])?;
+        let stdout = String::from_utf8_lossy(&stdout).trim().to_owned();
+        let directory = machine.scratch().join("criu");
         let criu = CriuCommand { pid: parent.pid(), stdout, images: directory.join("images") };
-        Ok(Self { parent, criu, directory })
+        Ok(Self { parent, criu, output: directory.join("output") })
     }
 
-    /// Clones the parent, which first writes to all of its pages. The parent continues afterwards.
-    pub(crate) async fn clone(&mut self, mode: CriuMode) -> Result<CriuTiming, BenchError> {
+    /// Clones the parent on its machine. It first writes to all of its pages, and continues afterwards.
+    pub(crate) async fn clone(&mut self, machine: &dyn Machine, mode: CriuMode) -> Result<CriuTiming, BenchError> {
         self.parent.write_all()?;
-        self.criu.make_directory()?;
-        let output = self.directory.join("output");
+        self.criu.make_directory(machine)?;
         let cloned = match mode {
-            CriuMode::Eager => self.clone_eagerly(&output).await,
-            CriuMode::Lazy => self.clone_lazily(&output).await,
+            CriuMode::Eager => self.clone_eagerly(machine).await,
+            CriuMode::Lazy => self.clone_lazily(machine).await,
         };
         // Remove the images, which take as much memory as the parent.
-        self.criu.remove_directory()?;
+        self.criu.remove_directory(machine)?;
         cloned
     }
 
-    async fn clone_eagerly(&self, output: &Path) -> Result<CriuTiming, BenchError> {
+    async fn clone_eagerly(&self, machine: &dyn Machine) -> Result<CriuTiming, BenchError> {
         let began = Instant::now();
-        self.criu.dump()?.wait_success().await?;
+        self.criu.dump(machine)?.wait_success(machine).await?;
         let prepare_ms = elapsed_ms(began);
         let restored_unix_ns = now_unix_ns();
-        self.criu.restore(output)?.wait_success().await?;
-        let child = read_child_report(output)?;
+        self.criu.restore(machine, &self.output)?.wait_success(machine).await?;
+        let child = self.read_child_report(machine)?;
         Ok(CriuTiming {
             prepare_ms,
             resume_ms: ns_to_ms(child.first_unix_ns - restored_unix_ns),
@@ -118,22 +113,21 @@ impl CriuSubject {
         })
     }
 
-    async fn clone_lazily(&self, output: &Path) -> Result<CriuTiming, BenchError> {
-        let port = process::free_port()?;
+    async fn clone_lazily(&self, machine: &dyn Machine) -> Result<CriuTiming, BenchError> {
         let began = Instant::now();
-        let mut dump = self.criu.dump_lazily(port)?;
-        dump.wait_ready().await?;
+        let mut dump = self.criu.dump_lazily(machine)?;
+        dump.wait_ready(machine).await?;
         let prepare_ms = elapsed_ms(began);
         let restored_unix_ns = now_unix_ns();
-        let mut pages = self.criu.serve_lazy_pages(port)?;
-        pages.wait_ready().await?;
-        let restore = self.criu.restore_lazily(output)?;
+        let mut pages = self.criu.serve_lazy_pages(machine)?;
+        pages.wait_ready(machine).await?;
+        let restore = self.criu.restore_lazily(machine, &self.output)?;
         let dump = async {
-            dump.wait_success().await?;
+            dump.wait_success(machine).await?;
             Ok(elapsed_ms(began))
         };
-        let (pause_ms, (), ()) = tokio::try_join!(dump, pages.wait_success(), restore.wait_success())?;
-        let child = read_child_report(output)?;
+        let (pause_ms, (), ()) = tokio::try_join!(dump, pages.wait_success(machine), restore.wait_success(machine))?;
+        let child = self.read_child_report(machine)?;
         Ok(CriuTiming {
             prepare_ms,
             resume_ms: ns_to_ms(child.first_unix_ns - restored_unix_ns),
@@ -141,11 +135,10 @@ impl CriuSubject {
             execution_ms: ns_to_ms(child.touch_ns),
         })
     }
-}
 
-fn read_child_report(output: &Path) -> Result<ChildReport, BenchError> {
-    let text = fs::read_to_string(output).map_err(|cause| BenchError::File { path: output.to_owned(), cause })?;
-    ChildReport::parse(&text)
+    fn read_child_report(&self, machine: &dyn Machine) -> Result<ChildReport, BenchError> {
+        ChildReport::parse(&String::from_utf8_lossy(&machine.read_file(&self.output)?))
+    }
 }
 
 fn elapsed_ms(began: Instant) -> f64 {

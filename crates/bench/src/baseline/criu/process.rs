@@ -1,18 +1,17 @@
 //! Runs CRIU's commands as processes: their arguments, how to wait for them, and the errors in their logs.
 
-use std::fs;
 use std::io;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt as _;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::time::timeout;
 
 use super::error::CriuError;
 use crate::error::BenchError;
+use crate::machine::Machine;
 
 /// The program name, which is searched in PATH.
 const CRIU: &str = "criu";
@@ -23,6 +22,9 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// The address of the page server.
 const LOOPBACK: &str = "127.0.0.1";
 
+/// The port of the page server. It is not an ephemeral port, so no connection of the machine has it.
+const PORT: &str = "27011";
+
 /// A harmless error that every command reports if limits may not be raised.
 const IGNORED_ERROR: &str = "rlimit:";
 
@@ -32,7 +34,7 @@ pub(super) struct CriuCommand {
     /// The process.
     pub(super) pid: u32,
     /// The standard output of the process, `pipe:[INODE]`. The clone gets a file instead.
-    pub(super) stdout: PathBuf,
+    pub(super) stdout: String,
     /// The directory of images and logs.
     pub(super) images: PathBuf,
 }
@@ -47,11 +49,12 @@ pub(super) struct CriuProcess {
 
 /// Checks that CRIU is installed and works with this kernel.
 pub(super) async fn check_installed() -> Result<(), CriuError> {
-    let output = match Command::new(CRIU).arg("check").stdin(Stdio::null()).kill_on_drop(true).output().await {
-        Ok(output) => output,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CriuError::Missing),
-        Err(error) => return Err(CriuError::Command { command: "check", output: error.to_string() }),
-    };
+    let output =
+        match tokio::process::Command::new(CRIU).arg("check").stdin(Stdio::null()).kill_on_drop(true).output().await {
+            Ok(output) => output,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CriuError::Missing),
+            Err(error) => return Err(CriuError::Command { command: "check", output: error.to_string() }),
+        };
     if output.status.success() {
         return Ok(());
     }
@@ -59,59 +62,49 @@ pub(super) async fn check_installed() -> Result<(), CriuError> {
     Err(CriuError::Unusable { output: first_error(&text) })
 }
 
-/// A free port of the loopback interface.
-pub(super) fn free_port() -> Result<u16, CriuError> {
-    let free = TcpListener::bind((LOOPBACK, 0)).and_then(|listener| listener.local_addr());
-    free.map(|address| address.port())
-        .map_err(|cause| CriuError::Command { command: "dump", output: format!("no port is free: {cause}") })
-}
-
 impl CriuCommand {
     /// Creates an empty directory for the images and logs.
-    pub(super) fn make_directory(&self) -> Result<(), BenchError> {
-        self.remove_directory()?;
-        fs::create_dir(&self.images).map_err(|cause| self.file_error(cause))
+    pub(super) fn make_directory(&self, machine: &dyn Machine) -> Result<(), BenchError> {
+        self.remove_directory(machine)?;
+        machine.run("mkdir", Command::new("mkdir").arg(&self.images), &[]).map(drop)
     }
 
     /// Removes the directory of images and logs.
-    pub(super) fn remove_directory(&self) -> Result<(), BenchError> {
-        match fs::remove_dir_all(&self.images) {
-            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(self.file_error(cause)),
-            _ => Ok(()),
-        }
+    pub(super) fn remove_directory(&self, machine: &dyn Machine) -> Result<(), BenchError> {
+        machine.run("rm", Command::new("rm").arg("-rf").arg(&self.images), &[]).map(drop)
     }
 
     /// Writes the whole process into images. The process continues.
-    pub(super) fn dump(&self) -> Result<CriuProcess, CriuError> {
-        self.run("dump", self.dump_command(), Stdio::null())
+    pub(super) fn dump(&self, machine: &dyn Machine) -> Result<CriuProcess, CriuError> {
+        self.run(machine, "dump", self.dump_command(), Stdio::null())
     }
 
     /// Writes everything except the memory, and serves the memory until the last page is sent. Then the process
     /// continues.
-    pub(super) fn dump_lazily(&self, port: u16) -> Result<CriuProcess, CriuError> {
+    pub(super) fn dump_lazily(&self, machine: &dyn Machine) -> Result<CriuProcess, CriuError> {
         let mut command = self.dump_command();
-        command.args(["--lazy-pages", "--address", LOOPBACK, "--port", &port.to_string(), "--status-fd", "1"]);
-        self.run("dump", command, Stdio::piped())
+        command.args(["--lazy-pages", "--address", LOOPBACK, "--port", PORT, "--status-fd", "1"]);
+        self.run(machine, "dump", command, Stdio::piped())
     }
 
     /// Requests the pages that a lazily restored process touches from the page server.
-    pub(super) fn serve_lazy_pages(&self, port: u16) -> Result<CriuProcess, CriuError> {
+    pub(super) fn serve_lazy_pages(&self, machine: &dyn Machine) -> Result<CriuProcess, CriuError> {
         let mut command = Command::new(CRIU);
-        command.args(["lazy-pages", "--page-server", "--address", LOOPBACK, "--port", &port.to_string()]);
+        command.args(["lazy-pages", "--page-server", "--address", LOOPBACK, "--port", PORT]);
         command.args(["--status-fd", "1"]);
-        self.run("lazy-pages", command, Stdio::piped())
+        self.run(machine, "lazy-pages", command, Stdio::piped())
     }
 
-    /// Restores the process. The command runs until the process ends.
-    pub(super) fn restore(&self, output: &Path) -> Result<CriuProcess, BenchError> {
-        Ok(self.run("restore", self.restore_command(), create_output(output)?)?)
+    /// Restores the process, whose output is written to a file. The command runs until the process ends.
+    pub(super) fn restore(&self, machine: &dyn Machine, output: &Path) -> Result<CriuProcess, CriuError> {
+        self.run(machine, "restore", self.restore_command(output), Stdio::null())
     }
 
     /// As `restore`, with memory on demand.
-    pub(super) fn restore_lazily(&self, output: &Path) -> Result<CriuProcess, BenchError> {
-        let mut command = self.restore_command();
+    pub(super) fn restore_lazily(&self, machine: &dyn Machine, output: &Path) -> Result<CriuProcess, CriuError> {
+        let mut command = self.restore_command(output);
         command.arg("--lazy-pages");
-        Ok(self.run("restore", command, create_output(output)?)?)
+        self.run(machine, "restore", command, Stdio::null())
     }
 
     fn dump_command(&self) -> Command {
@@ -121,42 +114,46 @@ impl CriuCommand {
     }
 
     /// The command restores in a new pid namespace, because the clone gets the pid that its parent still has.
-    fn restore_command(&self) -> Command {
-        let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", CRIU, "restore", "--inherit-fd"]);
-        command.arg(format!("fd[1]:{}", self.stdout.display()));
+    fn restore_command(&self, output: &Path) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$@\" > \"$0\""]).arg(output);
+        command.args(["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", CRIU, "restore", "--inherit-fd"]);
+        command.arg(format!("fd[1]:{}", self.stdout));
         command
     }
 
-    fn run(&self, name: &'static str, mut command: Command, stdout: Stdio) -> Result<CriuProcess, CriuError> {
+    fn run(
+        &self,
+        machine: &dyn Machine,
+        name: &'static str,
+        mut command: Command,
+        stdout: Stdio,
+    ) -> Result<CriuProcess, CriuError> {
         let log = format!("{name}.log");
         command.arg("--images-dir").arg(&self.images).args(["--log-file", &log]);
+        let mut command = tokio::process::Command::from(machine.command(&command));
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).kill_on_drop(true);
         let process =
             command.spawn().map_err(|cause| CriuError::Command { command: name, output: cause.to_string() })?;
         Ok(CriuProcess { command: name, process, log: self.images.join(log) })
     }
-
-    fn file_error(&self, cause: io::Error) -> BenchError {
-        BenchError::File { path: self.images.clone(), cause }
-    }
 }
 
 impl CriuProcess {
     /// Waits for the byte by which the command reports that it is ready.
-    pub(super) async fn wait_ready(&mut self) -> Result<(), CriuError> {
+    pub(super) async fn wait_ready(&mut self, machine: &dyn Machine) -> Result<(), CriuError> {
         let stdout = self.process.stdout.as_mut().expect("a command that serves has a pipe");
         match timeout(COMMAND_LIMIT, stdout.read_u8()).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(self.log_error()),
+            _ => Err(self.log_error(machine)),
         }
     }
 
     /// Waits for the end of the command, which must succeed.
-    pub(super) async fn wait_success(mut self) -> Result<(), CriuError> {
+    pub(super) async fn wait_success(mut self, machine: &dyn Machine) -> Result<(), CriuError> {
         match timeout(COMMAND_LIMIT, self.process.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(_) => Err(self.log_error()),
+            Ok(_) => Err(self.log_error(machine)),
             Err(_) => {
                 let output = format!("not done after {} s", COMMAND_LIMIT.as_secs());
                 Err(CriuError::Command { command: self.command, output })
@@ -164,15 +161,10 @@ impl CriuProcess {
         }
     }
 
-    fn log_error(&self) -> CriuError {
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
-        CriuError::Command { command: self.command, output: first_error(&log) }
+    fn log_error(&self, machine: &dyn Machine) -> CriuError {
+        let log = machine.read_file(&self.log).unwrap_or_default();
+        CriuError::Command { command: self.command, output: first_error(&String::from_utf8_lossy(&log)) }
     }
-}
-
-fn create_output(path: &Path) -> Result<Stdio, BenchError> {
-    let file = fs::File::create(path).map_err(|cause| BenchError::File { path: path.to_owned(), cause })?;
-    Ok(file.into())
 }
 
 /// The first relevant error of a log, which may have caused the others.

@@ -8,7 +8,7 @@ mod results;
 mod steps;
 mod strategies;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -22,7 +22,7 @@ use crate::baseline::link_copy::LINK_COPY;
 use crate::error::BenchError;
 use crate::experiment::local_cluster::BenchCluster;
 use crate::figure::{ChildPlace, Figure, Pace};
-use crate::machine;
+use crate::machine::description;
 use crate::options::{EncryptionOption, SamplesOption, count, size};
 use crate::reference;
 use crate::samples::FigureSamples;
@@ -270,7 +270,7 @@ impl Benchmark for BenchFork {
         let steps = ForkStep::all_steps(self, &peers);
         run.expect_steps(steps.len());
         run.show("starting two nodes")?;
-        let mut fork_run = ForkRun::start(self, run.farfork.clone(), samples).await?;
+        let mut fork_run = ForkRun::start(self, &run.farfork, samples).await?;
         fork_run.notes = notes;
         fork_run.measure_all(&steps, run).await?;
         let ForkRun { cluster, samples, notes, strategies, .. } = fork_run;
@@ -284,8 +284,6 @@ impl Benchmark for BenchFork {
 struct ForkRun<'a> {
     plan: &'a BenchFork,
     cluster: BenchCluster,
-    micro: PathBuf,
-    link: PathBuf,
     samples: FigureSamples<ForkCase>,
     strategies: Vec<StrategyFigures>,
     notes: Vec<String>,
@@ -303,19 +301,15 @@ struct ForkSubject {
 }
 
 impl<'a> ForkRun<'a> {
-    async fn start(
-        plan: &'a BenchFork,
-        farfork: PathBuf,
-        samples: FigureSamples<ForkCase>,
-    ) -> Result<Self, BenchError> {
+    async fn start(plan: &'a BenchFork, farfork: &Path, samples: FigureSamples<ForkCase>) -> Result<Self, BenchError> {
         let cluster = match plan.resume_case().has_zygotes() {
             false => BenchCluster::start(farfork, plan.encryption.encrypted).await?,
             true => BenchCluster::start_nodes(farfork, 2, plan.encryption.encrypted, &[]).await?,
         };
-        let micro = MICRO.install(cluster.scratch())?;
-        let link = LINK_COPY.install(cluster.scratch())?;
+        MICRO.install(cluster.machine())?;
+        cluster.nodes().iter().try_for_each(|node| LINK_COPY.install(node.machine()))?;
         let (strategies, notes) = Default::default();
-        let fork_run = Self { plan, cluster, micro, link, samples, strategies, notes };
+        let fork_run = Self { plan, cluster, samples, strategies, notes };
         fork_run.warm_up()?;
         Ok(fork_run)
     }
@@ -358,8 +352,8 @@ impl<'a> ForkRun<'a> {
     }
 
     fn start_micro(&self, mib: u64) -> Result<Micro, BenchError> {
-        let node = self.cluster.nodes().first().map(|node| node.socket.as_path());
-        Micro::start(&self.micro, mib, self.plan.micro_options(), PAYLOAD_PATH.as_ref(), node)
+        let node = &self.cluster.nodes()[0];
+        Micro::start(node.machine(), mib, self.plan.micro_options(), PAYLOAD_PATH.as_ref(), Some(node.socket()))
     }
 
     async fn finish(&mut self, fork_subject: Option<ForkSubject>) -> Result<(), BenchError> {
@@ -386,5 +380,5 @@ async fn usable_peer_modes(plan: &BenchFork) -> Result<(Vec<CriuMode>, Vec<Strin
 
 fn require_memory(plan: &BenchFork) -> Result<(), BenchError> {
     let mib = plan.sizes_mib().into_iter().max().unwrap_or(0);
-    machine::require_memory(mib, mib * MEMORY_FACTOR + MEMORY_BASE_MIB, "--mib")
+    description::require_memory(mib, mib * MEMORY_FACTOR + MEMORY_BASE_MIB, "--mib")
 }

@@ -160,7 +160,7 @@ impl ForkRun<'_> {
     fn sample_floors(&mut self, fork_subject: &mut ForkSubject, mut quota: SampleQuota) -> Result<(), BenchError> {
         let case = |by| ForkCase::new(fork_subject.mib, by);
         let (copied, forked) = (case(ForkSystem::Link), case(ForkSystem::LocalFork));
-        let mut link = LinkCopy::open(&self.link, self.cluster.nodes(), fork_subject.mib)?;
+        let mut link = LinkCopy::open(self.cluster.nodes(), fork_subject.mib)?;
         link.copy_ms()?;
         while quota.take_another(Instant::now()) {
             self.samples.add(&copied, EXECUTION, link.copy_ms()?)?;
@@ -180,12 +180,9 @@ impl ForkRun<'_> {
         let mib = fork_subject.mib;
         let criu = match &mut fork_subject.criu {
             Some(criu) => criu,
-            none => {
-                let scratch = self.cluster.scratch();
-                none.insert(criu::CriuSubject::start(&self.micro, scratch, mib, self.plan.micro_options())?)
-            }
+            none => none.insert(criu::CriuSubject::start(self.cluster.machine(), mib, self.plan.micro_options())?),
         };
-        let cloned = criu.clone(mode).await?;
+        let cloned = criu.clone(self.cluster.machine(), mode).await?;
         let by = match mode {
             CriuMode::Eager => ForkSystem::CriuEager,
             CriuMode::Lazy => ForkSystem::CriuLazy,

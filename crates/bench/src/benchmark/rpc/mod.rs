@@ -4,23 +4,21 @@
 pub(crate) mod case;
 mod results;
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-
 use clap::Args;
 use serde::Serialize;
 
 use self::case::{LoadArgs, RpcCase, RpcTimes};
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::baseline::echo::{BareEcho, ECHO};
-use crate::embedded_program::ChildProgram;
-use crate::endpoint::specification::{CLIENT, ClientLoad, EndpointRole, EndpointSpec, RpcSystem, SERVER};
+use crate::endpoint::specification::{ClientLoad, EndpointRole, EndpointSpec, RpcSystem};
 use crate::error::BenchError;
-use crate::experiment::testbed::{ConnectionSecurity, Testbed, endpoint_command};
+use crate::experiment::testbed::{ConnectionSecurity, Testbed, start_endpoint};
 use crate::figure::Figure;
+use crate::machine::Machine;
+use crate::machine::connection::ConnectedPrograms;
+use crate::machine::program::RunningProgram;
 use crate::options::{SamplesOption, count, parse_seconds};
 use crate::samples::FigureSamples;
-use crate::veth_network::VethNetwork;
 
 /// By default, the server answers this much longer than the clients request.
 const SERVER_EXTRA_SECONDS: f64 = 10.0;
@@ -167,8 +165,8 @@ impl Benchmark for BenchRpc {
         let (cases, samples) = (self.cases(), FigureSamples::create(&self.samples)?);
         let clients = cases.iter().map(|case| case.clients).max().unwrap_or(1);
         let testbed = Testbed::new(&run.farfork, clients)?;
-        let echo = ECHO.install(testbed.scratch.path())?;
-        let mut calls = RpcRun { plan: self, testbed, echo, samples, outcomes: Vec::new() };
+        testbed.machines().try_for_each(|machine| ECHO.install(machine))?;
+        let mut calls = RpcRun { plan: self, testbed, samples, outcomes: Vec::new() };
         run.expect_steps(cases.iter().map(|case| self.series(case).len() * self.runs).sum());
         for case in &cases {
             for series in self.series(case).repeat(self.runs) {
@@ -196,7 +194,6 @@ fn describe(case: &RpcCase, series: RpcSeries) -> String {
 struct RpcRun<'a> {
     plan: &'a BenchRpc,
     testbed: Testbed,
-    echo: PathBuf,
     samples: FigureSamples<RpcSampleCase>,
     outcomes: Vec<(RpcCase, RpcRunOutcome)>,
 }
@@ -232,12 +229,12 @@ impl RpcRun<'_> {
     fn measure_floor(&self, case: &RpcCase) -> Result<f64, BenchError> {
         let (connections, window, pinned) = (case.connections(), case.window * case.sessions, case.is_pinned());
         let seconds = self.plan.client_seconds / if window > 1 { 2.0 } else { 1.0 };
-        let echo = BareEcho { program: &self.echo, connections, window, seconds, spins: case.spins, pinned };
-        let per_s = echo.measure_per_s(&self.testbed.network)?;
+        let echo = BareEcho { connections, window, seconds, spins: case.spins, pinned };
+        let per_s = echo.measure_per_s(&self.testbed)?;
         if window == 1 {
             return Ok(per_s);
         }
-        Ok(per_s.max(BareEcho { spins: !echo.spins, ..echo }.measure_per_s(&self.testbed.network)?))
+        Ok(per_s.max(BareEcho { spins: !echo.spins, ..echo }.measure_per_s(&self.testbed)?))
     }
 }
 
@@ -249,18 +246,6 @@ pub(crate) fn run_once(
     system: RpcSystem,
     on_interval: &mut dyn FnMut(usize, &RpcRunOutcome) -> Result<(), BenchError>,
 ) -> Result<RpcRunOutcome, BenchError> {
-    let pinned = |processor: usize| if case.is_pinned() { vec![processor] } else { Vec::new() };
-    let (name, spins, Testbed { network: links, farfork, .. }) = (system.name(), case.spins, testbed);
-    let side = EndpointRole::Server { ip: [0, 0, 0, 0].into(), threads: case.server_threads, seconds: times.server };
-    let end = EndpointSpec {
-        system,
-        role: side,
-        spins,
-        identity: testbed.identity(case.protection, SERVER),
-        processors: pinned(0),
-    };
-    let mut server = ChildProgram::start(name, &endpoint_command(links.server_command(), farfork, &end))?;
-    let [port] = server.read_answer("listening")?;
     let load = ClientLoad {
         threads: case.threads,
         connections: case.connections_per_thread,
@@ -270,21 +255,22 @@ pub(crate) fn run_once(
         seconds: times.clients,
         interval_seconds: times.interval,
     };
-    let client = |number: usize| {
-        let to = SocketAddr::new(VethNetwork::server_ip(number).into(), port as u16);
-        let (side, identity) = (EndpointRole::Client { to, load }, testbed.identity(case.protection, CLIENT));
-        let end = EndpointSpec { system, role: side, spins, identity, processors: pinned(1) };
-        let mut client = ChildProgram::start(name, &endpoint_command(links.client_command(number), farfork, &end))?;
-        let [] = client.read_answer("ready")?;
-        Ok(client)
+    let start = |machine: &dyn Machine, role, processor: usize| {
+        let processors = if case.is_pinned() { vec![processor] } else { Vec::new() };
+        let end = EndpointSpec { spins: case.spins, processors, ..EndpointSpec::new(system, role) };
+        start_endpoint(machine, case.protection, end)
     };
-    let mut clients = (0..case.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
-    clients.iter_mut().try_for_each(|client| client.send_message(b'g'))?;
+    let (on, clients) = (testbed.server(), testbed.clients(case.clients));
+    let role = EndpointRole::Server { ip: [0, 0, 0, 0].into(), threads: case.server_threads, seconds: times.server };
+    let server = start(on, role, 0)?;
+    let start_client = |machine: &dyn Machine, to| start(machine, EndpointRole::Client { to, load }, 1);
+    let mut connected = ConnectedPrograms::start(on, server, clients, start_client)?;
+    connected.begin()?;
     let mut outcome = RpcRunOutcome::default();
     for interval in 0..load.interval_count() as usize {
         let mut clients_per_s = Vec::new();
         (outcome.errors, outcome.damaged) = (0, 0);
-        for client in &mut clients {
+        for client in &mut connected.clients {
             let [answers, ns, errors, damaged] = client.read_answer("interval")?;
             clients_per_s.push(answers as f64 / (ns as f64 / 1e9));
             outcome.errors += errors as u64;
@@ -294,15 +280,17 @@ pub(crate) fn run_once(
         outcome.clients_per_s.push(clients_per_s);
         on_interval(interval, &outcome)?;
     }
-    let outcome = finish(&mut clients, outcome)?;
+    let outcome = finish(&mut connected.clients, outcome)?;
     // A client waits for a server that has ended, so its requests have not failed.
-    match server.last_line_if_ended() {
+    match connected.server.last_line_if_ended() {
         None => Ok(outcome),
-        Some(end) => Err(BenchError::ProgramFailed { program: name, why: format!("the server has ended: {end}") }),
+        Some(end) => {
+            Err(BenchError::ProgramFailed { program: system.name(), why: format!("the server has ended: {end}") })
+        }
     }
 }
 
-fn finish(clients: &mut [ChildProgram], mut outcome: RpcRunOutcome) -> Result<RpcRunOutcome, BenchError> {
+fn finish(clients: &mut [RunningProgram], mut outcome: RpcRunOutcome) -> Result<RpcRunOutcome, BenchError> {
     (outcome.errors, outcome.damaged) = (0, 0);
     for client in clients {
         let [answers, ns, errors, damaged, _count, latencies @ ..] = client.read_answer::<10>("done")?;

@@ -1,27 +1,20 @@
 //! The availability experiment: a mail server works on a volume while processes of each node in turn are stopped or
 //! killed.
 
-use std::fs;
-use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_sys::pidfd;
-use rustix::process::Signal;
 use serde::Serialize;
 
 use super::BenchVolume;
 use super::case::VolumeExperiment;
 use super::storage::StorageTestbed;
 use crate::error::BenchError;
+use crate::experiment::nodes::{SIGCONT, SIGKILL, SIGSTOP};
+use crate::experiment::observer::NodeProcess;
 use crate::samples::Spread;
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 
-/// The roles of the process that publishes, and of the one that replicates, as `farfork volume` names them.
-const WORKER: &str = "worker";
-const OFFLOAD: &str = "offload";
 /// When in its period a fault begins, and how long it lasts, as fractions of the period.
 const BEGINS_AT: f64 = 0.25;
 const LASTS: f64 = 0.5;
@@ -94,7 +87,6 @@ const CALLBACK_INTERVAL: Duration = Duration::from_millis(100);
 /// An operation failed, a process is missing, or `check_interrupt` fails.
 pub(super) fn run_availability(
     plan: &BenchVolume,
-    farfork: &Path,
     testbed: &mut StorageTestbed,
     check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
 ) -> Result<AvailabilityRun, BenchError> {
@@ -107,7 +99,7 @@ pub(super) fn run_availability(
         seconds,
         has_constant_sizes: plan.like_the_document,
     };
-    let process = FilebenchProcess::start(farfork, &spec)?;
+    let process = FilebenchProcess::start(testbed.machine(), &spec)?;
     let finished = inject_faults(plan.period_s(), testbed, check_interrupt).and_then(|faults| {
         let intervals = process.finish()?;
         Ok((faults, intervals))
@@ -158,44 +150,25 @@ fn begin_fault(
     kind: FaultKind,
     wait: impl FnOnce() -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let failed = |cause| BenchError::Program { program: "farfork volume", cause };
-    let store = testbed.cluster().nodes()[node].volumes_dir();
-    let find = |role| find_process(role, &store).map_err(failed);
-    let send = |process: &OwnedFd, signal: Signal| pidfd::send_signal(process, signal.as_raw()).map_err(failed);
+    let send = |process, signal| testbed.cluster().running().signal(node, &[process], &[signal]);
     match kind {
         FaultKind::WorkerStopped => {
-            let worker = find(WORKER)?;
-            send(&worker, Signal::STOP)?;
+            send(NodeProcess::VolumeWorker, SIGSTOP)?;
             let waited = wait();
             // An error means that the worker has ended during the wait.
-            let _ = send(&worker, Signal::CONT);
+            let _ = send(NodeProcess::VolumeWorker, SIGCONT);
             waited?;
         }
-        FaultKind::WorkerKilled => send(&find(WORKER)?, Signal::KILL)?,
-        FaultKind::OffloadKilled => send(&find(OFFLOAD)?, Signal::KILL)?,
+        FaultKind::WorkerKilled => send(NodeProcess::VolumeWorker, SIGKILL)?,
+        FaultKind::OffloadKilled => send(NodeProcess::VolumeOffload, SIGKILL)?,
         FaultKind::NodeKilled => {
-            testbed.cluster().kill_node(node)?;
+            testbed.cluster().running().kill_daemon(node)?;
             let waited = wait();
-            testbed.cluster_mut().restart_node(node)?;
+            testbed.cluster_mut().running_mut().restart_daemon(node)?;
             waited?;
         }
     }
     Ok(())
-}
-
-/// The process with this role that serves a store.
-fn find_process(role: &str, store: &Path) -> io::Result<OwnedFd> {
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // The pidfd is opened first, so that the inspected process is the one that gets the signal.
-        let Ok(process) = pidfd::open(pid) else { continue };
-        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let has = |wanted: &[u8]| line.split(|byte| *byte == 0).any(|argument| argument == wanted);
-        if has(b"volume") && has(role.as_bytes()) && has(store.as_os_str().as_encoded_bytes()) {
-            return Ok(process);
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no {role} of {}", store.display())))
 }
 
 impl AvailabilityRun {

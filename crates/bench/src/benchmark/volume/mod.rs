@@ -7,7 +7,6 @@ pub(crate) mod case;
 mod results;
 mod storage;
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use serde::Serialize;
@@ -19,15 +18,16 @@ use self::results::VolumeNotes;
 use self::storage::{MountedStorage, REPLICAS, StorageTestbed};
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::baseline::socket_chain::SocketChain;
-use crate::embedded_program::ChildProgram;
 use crate::error::BenchError;
+use crate::experiment::nodes::ClusterNode;
 use crate::figure::{Figure, MIB_BYTES};
-use crate::machine;
+use crate::machine::description;
+use crate::machine::program::RunningProgram;
 use crate::samples::FigureSamples;
 use crate::workload::clustering::{ClusteringProcesses, ClusteringSpec};
 use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters, OperationLatency};
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
-use crate::workload::leveldb::{LEVELDB, VALUE_BYTES, run_leveldb};
+use crate::workload::leveldb::{VALUE_BYTES, run_leveldb};
 
 /// Number of chunks of a stream of points, as published.
 const CLUSTERING_CHUNKS: u64 = 3;
@@ -70,11 +70,11 @@ impl Benchmark for BenchVolume {
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         require_memory(self)?;
-        let mut testbed = StorageTestbed::start(self, run.farfork.clone()).await?;
+        let mut testbed = StorageTestbed::start(self, &run.farfork).await?;
         let gluster = self.start_gluster(&mut testbed, run)?;
         let points = self.points_to_measure(gluster.as_ref().is_some_and(Result::is_ok));
         let samples = FigureSamples::create(&self.samples)?;
-        let mut volume_run = VolumeRun { plan: self, farfork: run.farfork.clone(), testbed, samples };
+        let mut volume_run = VolumeRun { plan: self, testbed, samples };
         let has_availability = self.has_experiment(VolumeExperiment::Availability);
         run.expect_steps(points.len() * self.runs() + usize::from(has_availability));
         for (case, system) in points.repeat(self.runs()) {
@@ -86,8 +86,7 @@ impl Benchmark for BenchVolume {
         let mut availability = None;
         if has_availability {
             let mut check_interrupt = || run.show(VolumeExperiment::Availability.name());
-            let (farfork, testbed) = (&volume_run.farfork, &mut volume_run.testbed);
-            availability = Some(run_availability(self, farfork, testbed, &mut check_interrupt)?);
+            availability = Some(run_availability(self, &mut volume_run.testbed, &mut check_interrupt)?);
         }
         let VolumeRun { testbed, samples, .. } = volume_run;
         testbed.stop()?;
@@ -121,7 +120,7 @@ fn require_memory(plan: &BenchVolume) -> Result<(), BenchError> {
             _ => (written_mib(plan, &case), "--mib"),
         };
         let needed_mib = REPLICAS as u64 * (mib + plan.log_mib) + SPARE_MIB;
-        machine::require_memory(mib, needed_mib, option)?;
+        description::require_memory(mib, needed_mib, option)?;
     }
     Ok(())
 }
@@ -132,7 +131,6 @@ fn written_mib(plan: &BenchVolume, case: &VolumeCase) -> u64 {
 
 struct VolumeRun<'a> {
     plan: &'a BenchVolume,
-    farfork: PathBuf,
     testbed: StorageTestbed,
     samples: FigureSamples<VolumeSampleCase>,
 }
@@ -141,7 +139,7 @@ impl VolumeRun<'_> {
     fn measure(&mut self, case: &VolumeCase, system: StorageSystem) -> Result<(), BenchError> {
         let _load = match case.load {
             ReplicaLoad::Idle => Vec::new(),
-            ReplicaLoad::Busy => start_hogs()?,
+            ReplicaLoad::Busy => self.start_hogs()?,
         };
         let figures = if system == StorageSystem::SocketChain {
             self.measure_sockets(case)?
@@ -183,7 +181,7 @@ impl VolumeRun<'_> {
             syncs_each: case.experiment == VolumeExperiment::Latency,
         };
         let specs: Vec<_> = (0..case.processes).map(spec).collect();
-        FileWriters::start(&self.farfork, &specs)
+        FileWriters::start(self.testbed.machine(), &specs)
     }
 
     /// The sum of the rates of all writers, in MiB/s.
@@ -198,7 +196,7 @@ impl VolumeRun<'_> {
         case: &VolumeCase,
         storage: &MountedStorage,
     ) -> Result<Vec<(Figure, f64)>, BenchError> {
-        let NeighbourTimes { alone, next_to_writer, rate } = self.run_neighbours(case, storage, REPLICAS)?;
+        let NeighbourTimes { alone, next_to_writer, rate } = self.run_neighbours(case, storage, 0)?;
         Ok(vec![
             (FIRST_NODE_ALONE, alone[0]),
             (REPLICA_ALONE, alone[1]),
@@ -210,19 +208,20 @@ impl VolumeRun<'_> {
 
     /// Measures a computation by a process for each node except the first: alone, and while the first node writes.
     fn measure_copies(&self, case: &VolumeCase, storage: &MountedStorage) -> Result<Vec<(Figure, f64)>, BenchError> {
-        let NeighbourTimes { alone, next_to_writer, rate } = self.run_neighbours(case, storage, REPLICAS - 1)?;
+        let NeighbourTimes { alone, next_to_writer, rate } = self.run_neighbours(case, storage, 1)?;
         Ok(vec![(REPLICA_ALONE, alone[0]), (REPLICA, next_to_writer[0]), (WRITE_RATE, rate)])
     }
 
-    /// Runs processes that compute: alone, and while writers work.
+    /// Runs processes that compute, one on each node except the first `skipped`: alone, and while writers work.
     fn run_neighbours(
         &self,
         case: &VolumeCase,
         storage: &MountedStorage,
-        count: usize,
+        skipped: usize,
     ) -> Result<NeighbourTimes, BenchError> {
         let spec = ClusteringSpec { points: self.plan.points(), chunk: self.plan.points().div_ceil(CLUSTERING_CHUNKS) };
-        let start = || ClusteringProcesses::start(&self.farfork, spec, count);
+        let nodes = || self.testbed.cluster().nodes().iter().skip(skipped);
+        let start = || ClusteringProcesses::start(nodes().map(ClusterNode::machine), spec);
         let alone = start()?.finish()?;
         let writers = self.start_writers(case, storage)?;
         let neighbours = start()?;
@@ -239,29 +238,34 @@ impl VolumeRun<'_> {
         let (directory, seconds) = (storage.directory.clone(), self.plan.seconds());
         let has_constant_sizes = self.plan.like_the_document && operations == FilebenchLoop::Varmail;
         let spec = FilebenchSpec { operations, directory, files, seconds, has_constant_sizes };
-        let intervals = FilebenchProcess::start(&self.farfork, &spec)?.finish()?;
+        let intervals = FilebenchProcess::start(self.testbed.machine(), &spec)?.finish()?;
         let mean = intervals.iter().map(|interval| interval.per_s).sum::<f64>() / intervals.len() as f64;
         Ok(vec![(OPERATION_RATE, mean)])
     }
 
     fn measure_leveldb(&self, storage: &MountedStorage) -> Result<Vec<(Figure, f64)>, BenchError> {
-        let program = LEVELDB.install(self.testbed.memory())?;
-        run_leveldb(&program, &storage.directory, self.plan.entries(), self.plan.synced_entries(), &self.plan.workloads)
+        let (machine, entries, synced) = (self.testbed.machine(), self.plan.entries(), self.plan.synced_entries());
+        run_leveldb(machine, &storage.directory, entries, synced, &self.plan.workloads)
     }
 
     /// Measures sending the data along the chain, without storage.
     fn measure_sockets(&self, case: &VolumeCase) -> Result<Vec<(Figure, f64)>, BenchError> {
-        let failed = |cause| BenchError::Program { program: "socket chain", cause };
         let messages = (self.plan.operations_of(case) * case.processes).min(CHAIN_MESSAGES_MAX);
-        let (nodes, bytes) = (self.testbed.cluster().nodes(), self.plan.bytes as usize);
-        let mut chain = SocketChain::connect(nodes, bytes).map_err(failed)?;
+        let nodes = self.testbed.cluster().nodes();
+        let chain = SocketChain { nodes, messages, message_bytes: self.plan.bytes as usize };
         if case.experiment == VolumeExperiment::Throughput {
-            let took = chain.stream(messages).map_err(failed)?;
+            let took = chain.measure_stream()?;
             return Ok(vec![(WRITE_RATE, self.mib_per_s(messages, took.as_secs_f64()))]);
         }
-        let times = chain.send_each(messages).map_err(failed)?;
-        let times = times.into_iter().map(|time| time.as_nanos() as u64).collect();
-        Ok(latency_figures(&OperationLatency::of(times)))
+        Ok(latency_figures(&chain.measure_each()?))
+    }
+
+    /// Starts a busy loop on each node except the first. The loops end with this thread, even if SIGKILL ends it.
+    fn start_hogs(&self) -> Result<Vec<RunningProgram>, BenchError> {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "sh", "-c", "while :; do :; done"]);
+        let replicas = self.testbed.cluster().nodes().iter().skip(1);
+        replicas.map(|node| node.machine().start("setpriv", &command)).collect()
     }
 
     fn mib_per_s(&self, operations: u64, seconds: f64) -> f64 {
@@ -290,11 +294,4 @@ fn latency_figures(latency: &OperationLatency) -> Vec<(Figure, f64)> {
 
 fn ns_to_us(ns: u64) -> f64 {
     ns as f64 / 1e3
-}
-
-/// Starts a busy loop for each node except the first. The loops end with this thread, even if SIGKILL ends it.
-fn start_hogs() -> Result<Vec<ChildProgram>, BenchError> {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "sh", "-c", "while :; do :; done"]);
-    (1..REPLICAS).map(|_| ChildProgram::start("setpriv", &command)).collect()
 }

@@ -9,7 +9,7 @@ use super::{
     REPLICA_ALONE, SYNC, SYNCED_WRITE, SYNCED_WRITE_P50, SYNCED_WRITE_P99, SYNCED_WRITE_P999, SYNCED_WRITE_P9999,
     VolumeSampleCase, WRITE_RATE,
 };
-use crate::machine::CpuDivision;
+use crate::machine::description::CpuDivision;
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::number_text::format_value;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};

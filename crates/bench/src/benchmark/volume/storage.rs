@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::affinity::restrict_to_cpus;
 use farfork_sys::mount;
-use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
+use rustix::mount::MountAttrFlags;
 
 use super::BenchVolume;
 use super::case::{OffloadVariant, StorageSystem, VolumeCase, VolumeExperiment};
 use crate::baseline::glusterfs::{self, GlusterVolume};
 use crate::error::BenchError;
 use crate::experiment::local_cluster::BenchCluster;
-use crate::machine::CpuDivision;
-
+use crate::machine::Machine;
+use crate::machine::description::CpuDivision;
 use crate::scratch::{MOUNT_DIRECTORY, SCRATCH_PARENT, ScratchDirectory};
 
 /// Number of nodes that have a replica.
@@ -43,7 +43,6 @@ pub(crate) struct StorageTestbed {
     /// Nodes whose host workers use the copy method of the last case that needed one.
     copying: Option<CopyTestbed>,
     disk: ScratchDirectory,
-    farfork: PathBuf,
     /// Sizes of the log and of all written files, in MiB, and whether CPUs are divided.
     log_mib: u64,
     mib: u64,
@@ -69,13 +68,13 @@ pub(crate) struct MountedStorage {
 
 impl StorageTestbed {
     /// Starts the nodes.
-    pub(crate) async fn start(plan: &BenchVolume, farfork: PathBuf) -> Result<Self, BenchError> {
-        let memory = MemoryDirectory::mount(&farfork)?;
-        let disk = ScratchDirectory::create(&plan.disk, &farfork)?;
+    pub(crate) async fn start(plan: &BenchVolume, farfork: &Path) -> Result<Self, BenchError> {
+        let memory = MemoryDirectory::mount(farfork)?;
+        let disk = ScratchDirectory::create(&plan.disk, farfork)?;
         // Daemons that replicate have as many CPUs in all as the daemons and offload processes of the other variant.
         let inline = if plan.offload().contains(&OffloadVariant::Inline) {
             let arguments = ["--volume-offload", "inline"].map(str::to_owned);
-            Some(start_nodes(memory.path(), &farfork, &arguments).await?)
+            Some(start_nodes(memory.path(), farfork, &arguments).await?)
         } else {
             None
         };
@@ -84,14 +83,13 @@ impl StorageTestbed {
             // This thread starts every other process of the run, and they inherit its affinity.
             restrict_to_cpus(&cpus.others).map_err(failed)?;
         }
-        let cluster = start_nodes(memory.path(), &farfork, &offload_arguments(plan.pin)).await?;
+        let cluster = start_nodes(memory.path(), farfork, &offload_arguments(plan.pin)).await?;
         Ok(Self {
             gluster: None,
             cluster,
             inline,
             copying: None,
             disk,
-            farfork,
             log_mib: plan.log_mib,
             mib: plan.mib(),
             pins_cpus: plan.pin,
@@ -135,12 +133,12 @@ impl StorageTestbed {
         arguments.extend(["--volume-copy", method].map(str::to_owned));
         let reflinks = if method == SHARING_METHOD {
             let mib = REPLICAS as u64 * (self.mib + 2 * self.log_mib) + XFS_SPARE_MIB;
-            Some(MemoryDirectory::mount_xfs(self.memory.path(), mib, &self.farfork)?)
+            Some(MemoryDirectory::mount_xfs(self.memory.path(), mib, self.machine().farfork())?)
         } else {
             None
         };
         let parent = reflinks.as_ref().map_or(self.memory.path(), MemoryDirectory::path);
-        let cluster = start_nodes(parent, &self.farfork, &arguments).await?;
+        let cluster = start_nodes(parent, self.machine().farfork(), &arguments).await?;
         self.copying = Some(CopyTestbed { method, cluster, _reflinks: reflinks });
         Ok(())
     }
@@ -150,9 +148,9 @@ impl StorageTestbed {
         &self.cluster
     }
 
-    /// A directory in memory. It is removed with the nodes.
-    pub(crate) fn memory(&self) -> &Path {
-        self.memory.path()
+    /// The machine of the first node, on which the programs work that are measured.
+    pub(crate) fn machine(&self) -> &dyn Machine {
+        self.cluster.machine()
     }
 
     /// The nodes, for the injection of faults.
@@ -171,20 +169,21 @@ impl StorageTestbed {
             StorageSystem::Inline => {
                 self.mount_volume(self.inline.as_ref().expect("`start` has started the nodes of the plan"))
             }
-            StorageSystem::Disk => make_directory(self.disk.path()),
+            StorageSystem::Disk => self.make_directory(self.disk.path()),
             StorageSystem::Gluster => {
-                make_directory(self.gluster.as_ref().expect("only a running GlusterFS is measured").directory())
+                self.make_directory(self.gluster.as_ref().expect("only a running GlusterFS is measured").directory())
             }
-            StorageSystem::SocketChain | StorageSystem::Tmpfs => make_directory(self.memory.path()),
+            StorageSystem::SocketChain | StorageSystem::Tmpfs => self.make_directory(self.memory.path()),
         }
     }
 
     /// Creates a volume on the nodes of a cluster, and mounts it on the first node.
     pub(crate) fn mount_volume(&self, cluster: &BenchCluster) -> Result<MountedStorage, BenchError> {
-        let mut storage = make_directory(self.memory.path())?;
+        let mut storage = self.make_directory(self.memory.path())?;
         let nodes: Vec<&str> = cluster.nodes().iter().map(|node| node.name.as_str()).collect();
         let (replicas, log) = (nodes.join(","), format!("{}MiB", self.log_mib));
-        let socket = cluster.nodes()[0].socket.clone();
+        let node = &cluster.nodes()[0];
+        let socket = node.socket().to_owned();
         self.run_farfork(&socket, &["create", VOLUME, "--replicas", &replicas, "--log-size", &log])?;
         self.run_farfork(&socket, &["mount", VOLUME, &storage.directory.to_string_lossy()])?;
         storage.socket = Some(socket);
@@ -194,13 +193,13 @@ impl StorageTestbed {
     /// Removes the volume or the files.
     pub(crate) fn remove(&self, storage: MountedStorage) -> Result<(), BenchError> {
         let MountedStorage { directory, socket } = storage;
-        let failed = |cause| BenchError::File { path: directory.clone(), cause };
-        let Some(socket) = socket else {
-            return fs::remove_dir_all(&directory).map_err(failed);
+        let run = |program, options: &[&str]| {
+            self.machine().run(program, Command::new(program).args(options).arg(&directory), &[]).map(drop)
         };
-        unmount(&directory, UnmountFlags::empty()).map_err(|errno| failed(errno.into()))?;
-        fs::remove_dir(&directory).map_err(failed)?;
-        // The client of the mount ends after umount(2) has returned.
+        let Some(socket) = socket else { return run("rm", &["-rf"]) };
+        run("umount", &[])?;
+        run("rmdir", &[])?;
+        // The client of the mount ends after umount(8) has returned.
         let deadline = Instant::now() + DROP_LIMIT;
         loop {
             match self.run_farfork(&socket, &["drop", VOLUME]) {
@@ -216,31 +215,33 @@ impl StorageTestbed {
         if let Some(copying) = self.copying {
             copying.cluster.stop()?;
         }
-        self.inline.map_or(Ok(()), BenchCluster::stop)?;
-        self.cluster.stop()
+        self.inline.map(BenchCluster::stop).transpose()?;
+        self.cluster.stop().map(drop)
     }
 
+    /// Runs `farfork volume` on the machine of the first node, which has this socket.
     fn run_farfork(&self, socket: &Path, arguments: &[&str]) -> Result<(), BenchError> {
-        let mut command = Command::new(&self.farfork);
+        let mut command = Command::new(self.machine().farfork());
         command.arg("volume").args(arguments).arg("--socket").arg(socket);
-        run_command("farfork volume", &mut command)
+        self.machine().run("farfork volume", &command, &[]).map(drop)
+    }
+
+    /// Makes an empty directory for the measured files.
+    fn make_directory(&self, parent: &Path) -> Result<MountedStorage, BenchError> {
+        let directory = parent.join("measured");
+        self.machine().run("mkdir", Command::new("mkdir").arg(&directory), &[])?;
+        Ok(MountedStorage { directory, socket: None })
     }
 }
 
 async fn start_nodes(parent: &Path, farfork: &Path, arguments: &[String]) -> Result<BenchCluster, BenchError> {
-    BenchCluster::start_nodes_in(parent, farfork.to_owned(), REPLICAS, true, arguments).await
+    BenchCluster::start_nodes_in(parent, farfork, REPLICAS, true, arguments).await
 }
 
 /// Arguments of nodes with offload processes.
 fn offload_arguments(pins_cpus: bool) -> Vec<String> {
     let cpus = CpuDivision::detect().filter(|_| pins_cpus);
     cpus.map_or_else(Vec::new, |cpus| vec!["--offload-cpus".to_owned(), cpus.offload])
-}
-
-fn make_directory(parent: &Path) -> Result<MountedStorage, BenchError> {
-    let directory = parent.join("measured");
-    fs::create_dir(&directory).map_err(|cause| BenchError::File { path: directory.clone(), cause })?;
-    Ok(MountedStorage { directory, socket: None })
 }
 
 fn run_command(program: &'static str, command: &mut Command) -> Result<(), BenchError> {

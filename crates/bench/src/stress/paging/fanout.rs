@@ -6,11 +6,10 @@ use farfork_api::client;
 use farfork_api::failure::Failure;
 use farfork_api::v1::{self, fork_outcome::Result as Outcome};
 
-use super::cluster::{REQUEST_LIMIT, SIGKILL};
 use super::round::{SoakChild, SoakRound};
 use super::script::FanoutScript;
 use crate::error::BenchError;
-use crate::experiment::local_cluster::request_failure;
+use crate::experiment::nodes::{REQUEST_LIMIT, SIGKILL, request_failure};
 use crate::workload::memory_walk;
 
 impl SoakRound<'_> {

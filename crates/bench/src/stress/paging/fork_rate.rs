@@ -2,21 +2,19 @@
 //! end means that the run has slowed the nodes down. Other load on the machine also changes the rate, so local forks
 //! are measured in turn. The measurement at the end is repeated, up to a limit, until its rate is not lower.
 
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use farfork_api::client;
 use farfork_api::v1;
 use serde::Serialize;
 
-use super::cluster::{REQUEST_LIMIT, SoakCluster};
-use crate::baseline::local_fanout::{ChildNetwork, LOCAL_FANOUT, LocalFanout, NAMESPACE_SETS};
+use super::cluster::SoakCluster;
+use crate::baseline::local_fanout::{ChildNetwork, LocalFanout, NAMESPACE_SETS};
 use crate::error::BenchError;
 use crate::experiment::fanout_client::FanoutClient;
-use crate::experiment::local_cluster::request_failure;
+use crate::experiment::nodes::{REQUEST_LIMIT, request_failure};
 use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;
-use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
@@ -51,85 +49,67 @@ impl ForkRate {
     }
 }
 
-/// The programs of the measurement.
-#[derive(Debug)]
-pub(super) struct RateBenchmark {
-    parent: PathBuf,
-    floor: PathBuf,
+/// Measures before the first round. Returns the median of some measurements, or one measurement if the rate is not
+/// judged.
+pub(super) async fn measure_first(soak_cluster: &SoakCluster, is_judged: bool) -> Result<ForkRate, BenchError> {
+    let mut rates = Vec::new();
+    for _ in 0..if is_judged { FIRST_MEASUREMENTS } else { 1 } {
+        rates.push(measure(soak_cluster).await?);
+    }
+    rates.sort_by(|one, other| one.of_floor.total_cmp(&other.of_floor));
+    Ok(rates[rates.len() / 2])
 }
 
-impl RateBenchmark {
-    pub(super) fn install(directory: &Path) -> Result<Self, BenchError> {
-        Ok(Self { parent: SPARSE.install(directory)?, floor: LOCAL_FANOUT.install(directory)? })
-    }
-
-    /// Measures before the first round. Returns the median of some measurements, or one measurement if the rate is not
-    /// judged.
-    pub(super) async fn measure_first(
-        &self,
-        soak_cluster: &SoakCluster,
-        is_judged: bool,
-    ) -> Result<ForkRate, BenchError> {
-        let mut rates = Vec::new();
-        for _ in 0..if is_judged { FIRST_MEASUREMENTS } else { 1 } {
-            rates.push(self.measure(soak_cluster).await?);
+/// Measures after the last round until the rate is not slower than `before`, up to [`LAST_MEASUREMENTS_MAX`] times.
+/// Returns the measurement with the highest `of_floor` if all are slower. Measures once if the rate is not judged.
+pub(super) async fn measure_last(
+    soak_cluster: &SoakCluster,
+    before: &ForkRate,
+    is_judged: bool,
+) -> Result<ForkRate, BenchError> {
+    let mut best = ForkRate::default();
+    for _ in 0..if is_judged { LAST_MEASUREMENTS_MAX } else { 1 } {
+        let rate = measure(soak_cluster).await?;
+        if rate.is_not_slower_than(before) {
+            return Ok(rate);
         }
-        rates.sort_by(|one, other| one.of_floor.total_cmp(&other.of_floor));
-        Ok(rates[rates.len() / 2])
-    }
-
-    /// Measures after the last round until the rate is not slower than `before`, up to [`LAST_MEASUREMENTS_MAX`] times.
-    /// Returns the measurement with the highest `of_floor` if all are slower. Measures once if the rate is not judged.
-    pub(super) async fn measure_last(
-        &self,
-        soak_cluster: &SoakCluster,
-        before: &ForkRate,
-        is_judged: bool,
-    ) -> Result<ForkRate, BenchError> {
-        let mut best = ForkRate::default();
-        for _ in 0..if is_judged { LAST_MEASUREMENTS_MAX } else { 1 } {
-            let rate = self.measure(soak_cluster).await?;
-            if rate.is_not_slower_than(before) {
-                return Ok(rate);
-            }
-            if rate.of_floor > best.of_floor {
-                best = rate;
-            }
+        if rate.of_floor > best.of_floor {
+            best = rate;
         }
-        Ok(best)
     }
+    Ok(best)
+}
 
-    /// Measures the rate once. Checks every result.
-    async fn measure(&self, soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
-        let parent = ParentProgram::start(&SPARSE, &self.parent, MIB, PAYLOAD_PATH.as_ref())?;
-        let mut floor = LocalFanout::start(&self.floor, MIB, NAMESPACE_SETS, ChildNetwork::Private)?;
-        let mut client = soak_cluster.client(0).await?;
-        let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
-        let object = format!("process {}", parent.pid());
-        let seed = client
-            .prepare(client::request_with_timeout(REQUEST_LIMIT, request))
-            .await
-            .map_err(request_failure(object))?
-            .into_inner()
-            .id;
-        let fanout_client =
-            FanoutClient::new(soak_cluster.nodes(), &seed, ChildTask::Sparse { mib: MIB }).await?.forgetting_children();
-        // The first fan-out makes each node fetch the descriptor, and make a zygote.
-        fanout_client.fan_out(0, CHILDREN).await?;
-        let (mut rates, mut ratios) = (Vec::new(), Vec::new());
-        for fanout in 1..=FANOUTS_PER_MEASUREMENT as u64 {
-            let began = Instant::now();
-            fanout_client.fan_out(fanout * CHILDREN, CHILDREN).await?;
-            let took = began.elapsed().as_secs_f64();
-            let (floor_took, _) = floor.fan_out(fanout * CHILDREN, CHILDREN)?;
-            rates.push(CHILDREN as f64 / took);
-            ratios.push(floor_took.as_secs_f64() / took);
-        }
-        let request = v1::DropRequest { seed: seed.clone(), force: true };
-        client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(&seed))?;
-        let median = |samples: &[f64]| Spread::from_samples(samples).map_or(0.0, |spread| spread.median);
-        Ok(ForkRate { per_s: median(&rates), of_floor: median(&ratios) })
+/// Measures the rate once. Checks every result.
+async fn measure(soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
+    let parent = ParentProgram::start(soak_cluster.machine(), &SPARSE, MIB)?;
+    let mut floor = LocalFanout::start(soak_cluster.machine(), MIB, NAMESPACE_SETS, ChildNetwork::Private)?;
+    let mut client = soak_cluster.client(0).await?;
+    let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
+    let object = format!("process {}", parent.pid());
+    let seed = client
+        .prepare(client::request_with_timeout(REQUEST_LIMIT, request))
+        .await
+        .map_err(request_failure(object))?
+        .into_inner()
+        .id;
+    let fanout_client =
+        FanoutClient::new(soak_cluster.nodes(), &seed, ChildTask::Sparse { mib: MIB }).await?.forgetting_children();
+    // The first fan-out makes each node fetch the descriptor, and make a zygote.
+    fanout_client.fan_out(0, CHILDREN).await?;
+    let (mut rates, mut ratios) = (Vec::new(), Vec::new());
+    for fanout in 1..=FANOUTS_PER_MEASUREMENT as u64 {
+        let began = Instant::now();
+        fanout_client.fan_out(fanout * CHILDREN, CHILDREN).await?;
+        let took = began.elapsed().as_secs_f64();
+        let (floor_took, _) = floor.fan_out(fanout * CHILDREN, CHILDREN)?;
+        rates.push(CHILDREN as f64 / took);
+        ratios.push(floor_took.as_secs_f64() / took);
     }
+    let request = v1::DropRequest { seed: seed.clone(), force: true };
+    client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(&seed))?;
+    let median = |samples: &[f64]| Spread::from_samples(samples).map_or(0.0, |spread| spread.median);
+    Ok(ForkRate { per_s: median(&rates), of_floor: median(&ratios) })
 }
 
 #[cfg(test)]

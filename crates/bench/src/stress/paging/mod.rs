@@ -27,14 +27,16 @@ use serde::Serialize;
 use serde_json::json;
 
 use self::cluster::SoakCluster;
-use self::fork_rate::{ForkRate, RateBenchmark};
+use self::fork_rate::ForkRate;
 use self::round::SoakRound;
 use self::script::RoundScript;
 use self::tally::SoakTally;
+use crate::baseline::local_fanout::LOCAL_FANOUT;
 use crate::error::BenchError;
 use crate::experiment::leak_check::{ResourceCount, ResourceCounts};
 use crate::options::{EncryptionOption, parse_seconds};
 use crate::workload::memory_walk::MEMORY_WALK;
+use crate::workload::sparse::SPARSE;
 use crate::{GlobalArgs, program_path};
 
 use super::{until_interrupt, verdict};
@@ -177,31 +179,31 @@ impl StressPaging {
         show: &mut dyn FnMut(&SoakTally, Duration) -> ControlFlow<()>,
     ) -> Result<SoakOutcome, BenchError> {
         let mut soak_cluster = SoakCluster::start(farfork, self.encryption.encrypted).await?;
-        let (program, rates) =
-            (MEMORY_WALK.install(soak_cluster.scratch())?, RateBenchmark::install(soak_cluster.scratch())?);
+        soak_cluster.nodes().iter().try_for_each(|node| MEMORY_WALK.install(node.machine()))?;
+        [&SPARSE, &LOCAL_FANOUT].into_iter().try_for_each(|program| program.install(soak_cluster.machine()))?;
         let (mut tally, mut rng) = (SoakTally::default(), Rng::with_seed(seed));
         let calm = RoundScript::without_faults(&mut rng);
-        SoakRound::new(&mut soak_cluster, &mut tally, &program).run(&calm).await?;
+        SoakRound::new(&mut soak_cluster, &mut tally).run(&calm).await?;
         let judges_rates = self.seconds >= RATES_JUDGED_FROM_S;
-        let rate_before = rates.measure_first(&soak_cluster, judges_rates).await?;
+        let rate_before = fork_rate::measure_first(&soak_cluster, judges_rates).await?;
         soak_cluster.wait_for_no_zygotes().await?;
-        let before = ResourceCounts::read_steady(soak_cluster.nodes()).await;
+        let before = ResourceCounts::read_steady(soak_cluster.running()).await?;
         let began = Instant::now();
         while began.elapsed().as_secs_f64() < self.seconds && tally.faults.is_empty() {
             let round_script = RoundScript::random(&mut rng);
-            SoakRound::new(&mut soak_cluster, &mut tally, &program).run(&round_script).await?;
+            SoakRound::new(&mut soak_cluster, &mut tally).run(&round_script).await?;
             tally.rounds += 1;
             if show(&tally, began.elapsed()).is_break() {
                 break;
             }
         }
         let elapsed_s = began.elapsed().as_secs_f64();
-        let rate_after = rates.measure_last(&soak_cluster, &rate_before, judges_rates).await?;
+        let rate_after = fork_rate::measure_last(&soak_cluster, &rate_before, judges_rates).await?;
         if judges_rates && elapsed_s >= RATES_JUDGED_FROM_S && !rate_after.is_not_slower_than(&rate_before) {
             tally.record_failure(format!("{rate_after:?} at the end, {rate_before:?} at the start"));
         }
         soak_cluster.wait_for_no_zygotes().await?;
-        let counts = before.wait_released(soak_cluster.nodes()).await;
+        let counts = before.wait_released(soak_cluster.running()).await?;
         counts.iter().filter_map(ResourceCount::leak_text).for_each(|leak| tally.record_failure(leak));
         tally.faults.extend(soak_cluster.stop()?);
         Ok(SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after })

@@ -1,21 +1,19 @@
 //! One round of a soak run: starts seeds, runs the script's actions, and judges each child's end. An end that the round
 //! itself has caused is not a fault: for example, the end of a child that it killed, or whose seed it dropped.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use farfork_api::client;
 use farfork_api::failure::Failure;
 use farfork_api::v1::{self, fork_outcome::Result as Outcome};
 
-use super::cluster::{REQUEST_LIMIT, SIGKILL, SIGTERM, SoakCluster};
+use super::cluster::SoakCluster;
 use super::script::{ChildRef, ChildScript, RoundScript, SeedScript, SoakAction};
 use super::tally::SoakTally;
 use super::verdict::{AllowedEnds, EndVerdict, ObservedEnd, judge_end};
 use crate::error::BenchError;
-use crate::experiment::local_cluster::request_failure;
+use crate::experiment::nodes::{REQUEST_LIMIT, SIGKILL, SIGTERM, request_failure};
 use crate::workload::memory_walk::{self, MEMORY_WALK, WalkReport};
-use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 
 /// Time limit from the last action of a round to the end of each child. It exceeds the minute for which a child's pager
@@ -29,7 +27,6 @@ const ASK_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) struct SoakRound<'a> {
     pub(super) cluster: &'a mut SoakCluster,
     pub(super) tally: &'a mut SoakTally,
-    program: &'a Path,
     /// `None` for a seed that was refused, or not attempted.
     seeds: Vec<Option<SoakSeed>>,
     /// Whether an action has been run that may cause refusals.
@@ -63,8 +60,8 @@ pub(super) struct SoakChild {
 }
 
 impl<'a> SoakRound<'a> {
-    pub(super) fn new(soak_cluster: &'a mut SoakCluster, tally: &'a mut SoakTally, program: &'a Path) -> Self {
-        Self { cluster: soak_cluster, tally, program, seeds: Vec::new(), is_harmed: false }
+    pub(super) fn new(soak_cluster: &'a mut SoakCluster, tally: &'a mut SoakTally) -> Self {
+        Self { cluster: soak_cluster, tally, seeds: Vec::new(), is_harmed: false }
     }
 
     /// Runs the whole script.
@@ -97,8 +94,8 @@ impl<'a> SoakRound<'a> {
     /// Starts a parent, and makes its seed.
     async fn start_seed(&mut self, family: &SeedScript) -> Result<SoakSeed, Failure> {
         let failed = |error: BenchError| Failure::new(tonic::Code::Internal, "the parent", error);
-        let parent =
-            ParentProgram::start(&MEMORY_WALK, self.program, family.mib, PAYLOAD_PATH.as_ref()).map_err(failed)?;
+        let machine = self.cluster.nodes()[family.owner].machine();
+        let parent = ParentProgram::start(machine, &MEMORY_WALK, family.mib).map_err(failed)?;
         let request = v1::PrepareRequest {
             pid: parent.pid(),
             sealed: family.sealed,

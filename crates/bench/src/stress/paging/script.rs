@@ -4,6 +4,8 @@
 use fastrand::Rng;
 use serde::Serialize;
 
+use crate::experiment::observer::NodeProcess;
+
 /// Number of nodes.
 pub(super) const NODES: usize = 3;
 
@@ -83,13 +85,6 @@ pub(super) struct FanoutScript {
     pub(super) killed_count: usize,
     /// Memory limit of each child, in MiB.
     pub(super) memory_mib: Option<u64>,
-}
-
-/// One of a node's processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NodeProcess {
-    Daemon,
-    Pager,
 }
 
 /// A child, by the index of its family and its index in the family. Families of seeds that were made of children follow

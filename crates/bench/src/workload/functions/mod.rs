@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use std::{env, fmt, fs};
+use std::{env, fmt};
 
 use humantime::format_duration;
 use rustix::process::Signal;
@@ -16,8 +16,9 @@ use serde::Serialize;
 
 use super::child_task::ChildTask;
 use super::parent_root::ParentRoot;
-use crate::embedded_program::{ChildProgram, parse_numbers};
 use crate::error::{BenchError, ChildEnd};
+use crate::machine::Machine;
+use crate::machine::program::{RunningProgram, parse_numbers};
 
 /// The program's name in errors.
 const PROGRAM: &str = "function";
@@ -115,14 +116,14 @@ impl FunctionSource {
         Self { name: name.to_owned(), file: None, handler: HANDLER.to_owned() }
     }
 
-    /// Returns the path of the function's file. Writes the file of an embedded function into `directory` first.
-    fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
+    /// Returns the path of the function's file. Writes the file of an embedded function first.
+    fn install(&self, machine: &dyn Machine) -> Result<PathBuf, BenchError> {
         if let Some(file) = &self.file {
             return Ok(file.clone());
         }
         let embedded = EMBEDDED.iter().find(|(name, ..)| *name == self.name);
         let (_, file, text) = embedded.expect("a function without a file is embedded");
-        write_script(directory, file, text)
+        machine.write_file(file, "644", text.as_bytes())
     }
 }
 
@@ -203,12 +204,6 @@ fn is_python(program: &Path) -> bool {
     output.is_ok_and(|output| output.stdout.trim_ascii() == b"42")
 }
 
-fn write_script(directory: &Path, name: &str, text: &str) -> Result<PathBuf, BenchError> {
-    let path = directory.join(name);
-    fs::write(&path, text).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
-    Ok(path)
-}
-
 /// One call of a function in a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FunctionCall {
@@ -224,7 +219,7 @@ pub(crate) struct FunctionParent {
     /// The function in errors.
     label: String,
     call_limit: Duration,
-    program: ChildProgram,
+    program: RunningProgram,
     pub(crate) first_call_ns: i64,
     pub(crate) warm_call_ns: i64,
     pub(crate) resident_kib: i64,
@@ -233,7 +228,7 @@ pub(crate) struct FunctionParent {
 }
 
 impl FunctionParent {
-    /// Writes the runner and the function into `directory`, and starts the parent. The parent of a user's function has the
+    /// Writes the runner and the function to a machine, and starts the parent there. The parent of a user's function has the
     /// working directory of this process, and a parent with a root of its own the directory `/`.
     ///
     /// # Errors
@@ -241,16 +236,16 @@ impl FunctionParent {
     pub(crate) fn start(
         source: &FunctionSource,
         options: &FunctionOptions,
-        directory: &Path,
+        machine: &dyn Machine,
         payload: &str,
         root: Option<&ParentRoot>,
     ) -> Result<Self, BenchError> {
-        let runner = write_script(directory, RUNNER.0, RUNNER.1)?;
-        let payload = write_script(directory, PAYLOAD_FILE, payload)?;
+        let runner = machine.write_file(RUNNER.0, "644", RUNNER.1.as_bytes())?;
+        let payload = machine.write_file(PAYLOAD_FILE, "644", payload.as_bytes())?;
         let mut command = Command::new(options.python_of(source)?);
-        command.arg(runner).arg(source.install(directory)?).arg(&source.handler).arg(payload);
+        command.arg(runner).arg(source.install(machine)?).arg(&source.handler).arg(payload);
         command.arg(options.call_limit.as_secs_f64().to_string());
-        command.env("FARFORK_FUNCTION_DIR", directory).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("FARFORK_FUNCTION_DIR", machine.scratch()).env("PYTHONDONTWRITEBYTECODE", "1");
         // Use no OpenMP threads: a child of os.fork() lacks them, and would wait for them forever.
         command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
         match (root, &source.file, env::current_dir()) {
@@ -260,7 +255,7 @@ impl FunctionParent {
         }
         let (label, call_limit) = (source.to_string(), options.call_limit);
         // The process limits itself, but may stop, or block the signal. It loads a file and calls the function twice.
-        let mut program = ChildProgram::start(PROGRAM, &command)?.killing_forks().with_answer_limit(call_limit * 4);
+        let mut program = machine.start(PROGRAM, &command)?.killing_forks().with_answer_limit(call_limit * 4);
         let answer = program.read_answer("ready").map_err(|error| function_failure(&label, Some(call_limit), error));
         let [first_call_ns, warm_call_ns, resident_kib, digest, repeated] = answer?;
         if digest != repeated {

@@ -110,7 +110,7 @@ pub(super) fn stress_reports_a_daemon() {
     // Much longer than the time until the daemon is killed. The clients end with the daemon.
     let arguments = ["--json", "stress", "fork", "--nodes", "1", "--clients", "1", "--seconds", "120"];
     let test = Farfork::at(Path::new("/nonexistent")).spawn(&arguments);
-    wait::wait_until("a client runs", RUN_LIMIT, || find_child(test.id(), " bench forker"));
+    wait::wait_until("a client runs", RUN_LIMIT, || find_child(test.id(), " bench process forker"));
     let marks = marks(test.id());
     let is_daemon = |(_, command): &(i32, String)| command.contains(" node --name n1 ");
     let (daemon, _) = leftovers::marked_processes(&marks).find(is_daemon).expect("the daemon runs");

@@ -10,7 +10,7 @@ use crate::error::BenchError;
 
 /// The properties of a machine that its figures depend on.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Machine {
+pub(crate) struct MachineDescription {
     kernel: String,
     processor: String,
     processors: usize,
@@ -45,7 +45,7 @@ fn processor_count() -> usize {
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-impl Machine {
+impl MachineDescription {
     /// This machine.
     pub(crate) fn detect() -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -68,7 +68,7 @@ impl Machine {
 /// The machine of a run and its load.
 #[derive(Debug, Clone)]
 pub(crate) struct MachineState {
-    pub(crate) machine: Machine,
+    pub(crate) machine: MachineDescription,
     /// Load average over one minute; NaN if the kernel does not report it.
     pub(crate) load_average: f64,
 }
@@ -76,7 +76,7 @@ pub(crate) struct MachineState {
 impl MachineState {
     /// The current state of this machine.
     pub(crate) fn detect() -> Self {
-        Self { machine: Machine::detect(), load_average: load_average() }
+        Self { machine: MachineDescription::detect(), load_average: load_average() }
     }
 }
 

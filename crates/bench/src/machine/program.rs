@@ -1,19 +1,16 @@
-//! Installs and starts the C++ programs that this program embeds. A command to a program is one letter, its answer is
-//! one line. `workload` and `baseline` define the commands and answers.
+//! `RunningProgram`: a program on a machine, and `EmbeddedProgram`: a C++ program that this program installs there. A command
+//! to a program is one letter or a line, its answer is one line. `workload` and `baseline` define commands and answers.
 
+use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use super::Machine;
+use crate::error::BenchError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
-use serde::Serialize;
-use serde_json::json;
-
-use crate::end_with_parent;
-use crate::error::BenchError;
 
 /// Time limit for a program to end after it has closed its output.
 const END_LIMIT: Duration = Duration::from_millis(500);
@@ -26,88 +23,73 @@ pub(crate) struct EmbeddedProgram {
 }
 
 impl EmbeddedProgram {
-    /// Writes the program into a directory, executable by all users.
-    pub(crate) fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
-        let path = directory.join(self.name);
-        self.write_to(&path).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
-        Ok(path)
+    /// Installs the program on a machine, executable by all users. Another program writes the file: if this process had it
+    /// open for writing, a child that another thread forks at that moment would inherit the descriptor. Until that child
+    /// calls execve(2), starting the program would fail with ETXTBSY.
+    pub(crate) fn install(&self, machine: &dyn Machine) -> Result<(), BenchError> {
+        machine.write_file(self.name, "755", self.bytes).map(drop)
     }
 
-    /// Writes the file through install(1). If this process had the file open for writing, a child that another thread
-    /// forks at that moment would inherit the descriptor. Until that child calls execve(2), starting the program would
-    /// fail with ETXTBSY.
-    fn write_to(&self, path: &Path) -> io::Result<()> {
-        let mut command = Command::new("install");
-        let mut writer = command.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped()).spawn()?;
-        let written = writer.stdin.take().expect("a pipe").write_all(self.bytes);
-        let status = writer.wait()?;
-        written?;
-        if status.success() { Ok(()) } else { Err(io::Error::other(format!("install(1): {status}"))) }
+    /// The command of the installed program.
+    pub(crate) fn command(&self, machine: &dyn Machine) -> Command {
+        Command::new(machine.scratch().join(self.name))
+    }
+
+    /// Starts the installed program with these arguments.
+    pub(crate) fn start(
+        &self,
+        machine: &dyn Machine,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Result<RunningProgram, BenchError> {
+        machine.start(self.name, self.command(machine).args(arguments))
     }
 }
 
 /// A running program. It is killed when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct ChildProgram {
+pub(crate) struct RunningProgram {
     name: &'static str,
+    pid: u32,
+    /// The process of this machine whose end ends the program.
     process: Child,
-    commands: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
     /// Whether the processes that it has forked are killed with it. Other programs have forks that clean up after them.
     kills_forks: bool,
     /// Time limit of each answer; `None` for no limit: a run may take hours.
     answer_limit: Option<Duration>,
 }
 
-impl ChildProgram {
+impl RunningProgram {
     /// Starts the program in a session of its own, in the command's directory or else in `/`. Ctrl-C then reaches only the
-    /// benchmark, which ends its programs itself. Also, CRIU clones only whole sessions.
-    pub(crate) fn start(name: &'static str, command: &Command) -> Result<Self, BenchError> {
-        let mut process = Command::new("setsid")
-            .arg(command.get_program())
-            .args(command.get_args())
-            .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
-            .current_dir(command.get_current_dir().unwrap_or("/".as_ref()))
+    /// benchmark, which ends its programs itself. Also, CRIU clones only whole sessions. The first line of the output is the
+    /// process id, which a shell prints before it executes the program.
+    pub(super) fn start(machine: &dyn Machine, name: &'static str, program: &Command) -> Result<Self, BenchError> {
+        let mut command = Command::new("setsid");
+        command
+            .args(["sh", "-c", "echo pid $$ && exec \"$@\"", "sh"])
+            .arg(program.get_program())
+            .args(program.get_args());
+        command.current_dir(program.get_current_dir().unwrap_or("/".as_ref()));
+        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let mut process = machine
+            .command(&command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|cause| BenchError::Program { program: name, cause })?;
-        let commands = process.stdin.take().expect("a pipe");
-        let answers = BufReader::new(process.stdout.take().expect("a pipe"));
-        Ok(Self { name, process, commands, answers, kills_forks: false, answer_limit: None })
+        let input = process.stdin.take().expect("a pipe");
+        let output = BufReader::new(process.stdout.take().expect("a pipe"));
+        let mut started = Self { name, pid: 0, process, input, output, kills_forks: false, answer_limit: None };
+        let [pid] = started.read_answer("pid")?;
+        started.pid = u32::try_from(pid).unwrap_or(0);
+        Ok(started)
     }
 
-    /// Starts a hidden command of `farfork bench` from this same executable, with a specification as its last argument. So
-    /// lists of processes show what it works on. Waits until it prints `ready`.
-    pub(crate) fn start_bench_command(
-        name: &'static str,
-        farfork: &Path,
-        command: &[&str],
-        specification: &impl Serialize,
-    ) -> Result<Self, BenchError> {
-        Self::start_bench(name, farfork, &[command, &[&json!(specification).to_string()]].concat(), "")
-    }
-
-    /// As `start_bench_command`, but the command reads its specification as [`read_specification`].
-    pub(crate) fn start_bench_command_with_input(
-        name: &'static str,
-        farfork: &Path,
-        command: &[&str],
-        specification: &impl Serialize,
-    ) -> Result<Self, BenchError> {
-        Self::start_bench(name, farfork, command, &format!("{}\n", json!(specification)))
-    }
-
-    fn start_bench(name: &'static str, farfork: &Path, arguments: &[&str], input: &str) -> Result<Self, BenchError> {
-        let mut process = Command::new(farfork);
-        process.arg("bench").args(arguments);
-        // The process may wait for a node that no longer exists, so the end of its input does not end it.
-        end_with_parent::request(&mut process);
-        let mut program = Self::start(name, &process)?;
-        let sent = program.send_text(input);
-        // If the process has ended, its status explains more than the error of the pipe.
-        let [] = program.read_answer("ready")?;
-        sent.map(|()| program)
+    /// Waits until the program prints `ready`.
+    pub(crate) fn ready(mut self) -> Result<Self, BenchError> {
+        let [] = self.read_answer("ready")?;
+        Ok(self)
     }
 
     /// Makes the end of the program also kill the processes that it has forked.
@@ -122,9 +104,9 @@ impl ChildProgram {
         self
     }
 
-    /// The program's process id.
+    /// The program's process id on its machine.
     pub(crate) fn pid(&self) -> u32 {
-        self.process.id()
+        self.pid
     }
 
     /// The program's exit status and remaining output; `None` while it runs.
@@ -132,7 +114,7 @@ impl ChildProgram {
         let status = self.process.try_wait().ok()??;
         let mut output = String::new();
         // The program has ended, so its output is complete.
-        let _ = self.answers.read_to_string(&mut output);
+        let _ = self.output.read_to_string(&mut output);
         Some(format!("{status}: {}", output.trim()))
     }
 
@@ -148,13 +130,13 @@ impl ChildProgram {
 
     /// Sends a command of one letter.
     pub(crate) fn send_message(&mut self, command: u8) -> Result<(), BenchError> {
-        let sent = self.commands.write_all(&[command]);
+        let sent = self.input.write_all(&[command]);
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
     /// Sends text to the standard input of the program.
     pub(crate) fn send_text(&mut self, words: &str) -> Result<(), BenchError> {
-        let sent = self.commands.write_all(words.as_bytes());
+        let sent = self.input.write_all(words.as_bytes());
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
@@ -166,7 +148,7 @@ impl ChildProgram {
     pub(crate) fn read_answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
         self.wait_for_output()?;
         let mut line = String::new();
-        let read = self.answers.read_line(&mut line);
+        let read = self.output.read_line(&mut line);
         let program = self.name;
         let failed = |cause| BenchError::Program { program, cause };
         if read.map_err(failed)? == 0 {
@@ -198,11 +180,11 @@ impl ChildProgram {
 
     /// Waits until there is output, or the program has ended.
     fn wait_for_output(&self) -> Result<(), BenchError> {
-        if !self.answers.buffer().is_empty() {
+        if !self.output.buffer().is_empty() {
             return Ok(());
         }
         let timeout = self.answer_limit.and_then(|limit| Timespec::try_from(limit).ok());
-        match poll(&mut [PollFd::new(self.answers.get_ref(), PollFlags::IN)], timeout.as_ref()) {
+        match poll(&mut [PollFd::new(self.output.get_ref(), PollFlags::IN)], timeout.as_ref()) {
             Ok(0) => {
                 let limit = self.answer_limit.unwrap_or_default();
                 Err(BenchError::NoAnswer { program: self.name, limit })
@@ -215,7 +197,7 @@ impl ChildProgram {
     }
 }
 
-impl Drop for ChildProgram {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         if let Ok(None) = self.process.try_wait() {
             self.kill();

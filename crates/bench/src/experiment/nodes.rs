@@ -1,0 +1,208 @@
+//! `RunningNodes`: the nodes of a run, each on its machine, and what a run does to them: it connects to them, kills and stops
+//! their processes, cuts their links, and observes what they use and what they leave.
+//!
+//! The nodes are a local cluster: the only module that knows it is this one. `experiment/observer.rs` observes a node from
+//! the inside of its machine.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use farfork_api::client::{self, Client};
+use farfork_api::failure::Failure;
+use farfork_api::v1;
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
+use serde::de::DeserializeOwned;
+
+use super::observer::logs::LogEnds;
+use super::observer::resources::KINDS;
+use super::observer::{self, NodeProcess, Observation, ObservedNode, ProcessMemory};
+use crate::error::BenchError;
+use crate::machine::Machine;
+use crate::machine::namespace::NamespaceMachine;
+use crate::scratch::{CLUSTER_DIRECTORY, ScratchDirectory};
+
+/// Time limit for the nodes to discover each other, which takes a few heartbeats, on a busy machine.
+const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
+
+/// How often discovery is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Time limit of each request. It is longer than the time after which a node gives up a page, so the node's report of the
+/// lost page is received. A child that touches 1 GiB on a busy machine takes seconds.
+pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(120);
+
+/// Time limit for a killed daemon to end.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// Signal numbers for kill(2).
+pub(crate) const SIGKILL: i32 = 9;
+pub(crate) const SIGTERM: i32 = 15;
+pub(crate) const SIGCONT: i32 = 18;
+pub(crate) const SIGSTOP: i32 = 19;
+
+/// A node and its machine.
+#[derive(Debug)]
+pub(crate) struct ClusterNode {
+    pub(crate) name: String,
+    machine: Box<dyn Machine>,
+    socket: PathBuf,
+}
+
+impl ClusterNode {
+    pub(crate) fn machine(&self) -> &dyn Machine {
+        self.machine.as_ref()
+    }
+
+    /// The socket of the node's API, for programs of its machine.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Makes a new connection to the node's API.
+    pub(crate) async fn connect(&self) -> Result<Client, Failure> {
+        client::connect(&self.socket).await
+    }
+}
+
+/// The nodes of a run. They are stopped when this value is dropped.
+#[derive(Debug)]
+pub(crate) struct RunningNodes {
+    // Dropped before their files.
+    nodes: Vec<ClusterNode>,
+    /// `None` after the stop.
+    local: Option<LocalCluster>,
+    scratch: ScratchDirectory,
+}
+
+impl RunningNodes {
+    /// Starts nodes whose files are in the directory `parent`. `farfork` is the program that runs their daemons, with these
+    /// additional arguments.
+    pub(crate) fn start(
+        parent: &Path,
+        name: &str,
+        farfork: &Path,
+        count: usize,
+        encrypted: bool,
+        arguments: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Self, BenchError> {
+        let scratch = ScratchDirectory::create(parent, farfork)?;
+        let mut config = LocalClusterConfig::new(name, scratch.path().join(CLUSTER_DIRECTORY), count, farfork);
+        let encryption = ["--encryption", if encrypted { "on" } else { "off" }].map(str::to_owned);
+        let arguments = arguments.into_iter().map(|argument| argument.as_ref().to_owned());
+        config.node_arguments = encryption.into_iter().chain(arguments).collect();
+        let local = Some(LocalCluster::up(&config, &mut |_| ())?);
+        let mut running = Self { nodes: Vec::new(), local, scratch };
+        for node in running.local.iter().flat_map(LocalCluster::nodes) {
+            let machine = Box::new(NamespaceMachine::of_node(node, running.scratch.path(), farfork)?);
+            running.nodes.push(ClusterNode { name: node.name.clone(), machine, socket: node.socket.clone() });
+        }
+        Ok(running)
+    }
+
+    /// The nodes. None after the stop.
+    pub(crate) fn nodes(&self) -> &[ClusterNode] {
+        &self.nodes
+    }
+
+    /// Connects to a node. Returns once the node sees all nodes alive.
+    pub(crate) async fn connect_when_all_alive(&self, node: usize) -> Result<Client, BenchError> {
+        let node = &self.nodes[node];
+        let mut client = node.connect().await?;
+        let give_up = Instant::now() + DISCOVERY_LIMIT;
+        loop {
+            let answer = client.list_nodes(client::request_with_timeout(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
+            let listed = answer.map_err(request_failure(&node.name))?.into_inner().nodes;
+            if listed.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == self.nodes.len() {
+                return Ok(client);
+            }
+            if Instant::now() >= give_up {
+                let (seconds, run_dir) = (DISCOVERY_LIMIT.as_secs(), self.scratch.path().to_owned());
+                return Err(BenchError::NodesNotConnected { seconds, run_dir });
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Kills the daemon of a node.
+    pub(crate) fn kill_daemon(&self, node: usize) -> Result<(), BenchError> {
+        let Some(local) = &self.local else { return Ok(()) };
+        local.signal_node(node, SIGKILL)?;
+        local.wait_node_exit(node, END_LIMIT)?;
+        Ok(())
+    }
+
+    /// Starts the daemon of a node again.
+    pub(crate) fn restart_daemon(&mut self, node: usize) -> Result<(), BenchError> {
+        self.local.as_mut().map_or(Ok(()), |local| Ok(local.restart_node(node)?))
+    }
+
+    /// Cuts a node off from the others, or connects it again.
+    pub(crate) fn set_link(&self, node: usize, is_up: bool) -> Result<(), BenchError> {
+        let Some(local) = &self.local else { return Ok(()) };
+        Ok(if is_up { local.restore_link(node) } else { local.cut_link(node) }?)
+    }
+
+    /// Sends these signals in turn, each to all of these processes of a node. A node without a pager is left alone.
+    pub(crate) fn signal(&self, node: usize, processes: &[NodeProcess], signals: &[i32]) -> Result<(), BenchError> {
+        self.observe(node, Observation::Signal { processes: processes.to_vec(), signals: signals.to_vec() })
+    }
+
+    /// Counts the resources of a node, in the order of [`KINDS`].
+    pub(crate) fn count_resources(&self, node: usize) -> Result<[u64; KINDS.len()], BenchError> {
+        self.observe(node, Observation::Resources)
+    }
+
+    /// Observes a node from the inside of its machine.
+    fn observe<T: DeserializeOwned>(&self, node: usize, observation: Observation) -> Result<T, BenchError> {
+        let local = self.local.as_ref().expect("the nodes run").nodes()[node].clone();
+        self.nodes[node].machine().run_process("observer", &ObservedNode { node: local, observation })
+    }
+
+    /// Reads the memory of a process of a node, by default of the first one.
+    pub(crate) fn read_memory(&self, node: Option<&str>, pid: i32) -> Result<ProcessMemory, BenchError> {
+        let index = self.nodes.iter().position(|other| Some(other.name.as_str()) == node).unwrap_or(0);
+        self.observe(index, Observation::Memory { pid })
+    }
+
+    /// The ends of the logs of all nodes.
+    pub(crate) fn log_ends(&self) -> Result<Vec<LogEnds>, BenchError> {
+        (0..self.nodes.len()).map(|node| self.observe(node, Observation::LogEnds)).collect()
+    }
+
+    /// Returns a sentence for each log that has errors after these ends. Nodes of one machine have the same kernel.
+    pub(crate) fn find_errors(&self, ends: Vec<LogEnds>) -> Result<Vec<String>, BenchError> {
+        let mut faults = Vec::new();
+        for (node, end) in ends.into_iter().enumerate() {
+            let mut found: Vec<String> = self.observe(node, Observation::LogErrors(end))?;
+            found.retain(|fault| !faults.contains(fault));
+            faults.extend(found);
+        }
+        Ok(faults)
+    }
+
+    /// Stops the nodes. Returns a sentence for each resource that they have left.
+    ///
+    /// # Errors
+    /// A resource of a node cannot be removed.
+    pub(crate) fn stop(&mut self) -> Result<Vec<String>, LocalError> {
+        self.nodes.clear();
+        let Some(local) = self.local.take() else { return Ok(Vec::new()) };
+        let nodes: Vec<LocalNode> = local.nodes().to_vec();
+        // If they cannot be removed completely, keep the files that list the rest.
+        local.down().inspect_err(|_| self.scratch.keep())?;
+        Ok(observer::find_leftovers(&nodes))
+    }
+}
+
+impl Drop for RunningNodes {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            eprintln!("farfork: cannot remove all of the benchmark's nodes: {error}");
+        }
+    }
+}
+
+/// Converts the status of a request about `object` into a [`Failure`].
+pub(crate) fn request_failure(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
+    move |status| Failure::from_status(object, &status)
+}
