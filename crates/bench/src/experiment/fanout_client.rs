@@ -4,16 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use farfork_api::client::{self, Client};
-use farfork_api::failure::Failure;
-use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{self, exit::How};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tonic::Code;
 
-use super::nodes::{ClusterNode, request_failure};
+use super::node_client::{NodeClient, request_failure, started_child};
+use super::nodes::ClusterNode;
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
 use crate::error::{BenchError, ChildEnd};
 use crate::workload::child_task::ChildTask;
@@ -59,9 +56,9 @@ pub(crate) struct FanoutClient {
     seed: String,
     task: ChildTask,
     /// A client for each node, by name. The end of a child is requested from the child's node.
-    nodes: BTreeMap<String, Client>,
+    nodes: BTreeMap<String, NodeClient>,
     /// The node that receives the fork requests.
-    entry_client: Client,
+    entry_client: NodeClient,
     /// Whether children are removed after their answer.
     forgets_children: bool,
     network: v1::Network,
@@ -75,18 +72,10 @@ impl FanoutClient {
     pub(crate) async fn new(all: &[ClusterNode], seed: &str, task: ChildTask) -> Result<Self, BenchError> {
         let mut nodes = BTreeMap::new();
         for node in all {
-            nodes.insert(node.name.clone(), node.connect().await?);
+            nodes.insert(node.name.clone(), node.connect().await?.with_limit(FANOUT_LIMIT));
         }
         let entry_client = all[0].connect().await?;
-        Ok(Self {
-            seed: seed.to_owned(),
-            task,
-            nodes,
-            entry_client,
-            forgets_children: false,
-            network: v1::Network::Private,
-            strategy: String::new(),
-        })
+        Ok(Self { nodes, forgets_children: false, ..Self::on_node(&all[0].name, entry_client, seed, task) })
     }
 
     /// Makes the nodes remove children after their answer.
@@ -110,12 +99,12 @@ impl FanoutClient {
     }
 
     /// A client for children of a seed on one node, which removes them after their answer.
-    pub(crate) fn on_node(node: &str, entry_client: Client, seed: &str, task: ChildTask) -> Self {
-        let nodes = BTreeMap::from([(node.to_owned(), entry_client.clone())]);
+    pub(crate) fn on_node(node: &str, entry_client: NodeClient, seed: &str, task: ChildTask) -> Self {
+        let entry_client = entry_client.with_limit(FANOUT_LIMIT);
         Self {
             seed: seed.to_owned(),
             task,
-            nodes,
+            nodes: BTreeMap::from([(node.to_owned(), entry_client.clone())]),
             entry_client,
             forgets_children: true,
             network: v1::Network::Private,
@@ -152,13 +141,9 @@ impl FanoutClient {
     pub(crate) async fn start_held(&mut self, number: u64) -> Result<HeldChild, BenchError> {
         let mut outcomes = self.fork(vec![format!("{} hold", self.task.payload(number))]).await?;
         let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
-        let Some(Outcome::Child(child)) = outcome.and_then(|outcome| outcome.result) else {
-            return Err(Failure::new(Code::Internal, &self.seed, "the node reported no child").into());
-        };
-        let only = v1::OutputStream::Stdout.into();
-        let request = v1::LogsRequest { child: child.id.clone(), follow: true, only };
-        let chunks = self.nodes.get_mut(&child.node).expect("the node is part of the cluster").logs(request).await;
-        let mut chunks = chunks.map_err(request_failure(&child.id))?.into_inner();
+        let child = started_child(outcome.and_then(|outcome| outcome.result), &self.seed)?;
+        let node = self.nodes.get_mut(&child.node).expect("the node is part of the cluster");
+        let mut chunks = node.logs(&child.id, true).await?;
         let mut output = String::new();
         while !output.ends_with('\n') {
             let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? else { break };
@@ -182,22 +167,19 @@ impl FanoutClient {
             }),
             ..Default::default()
         };
-        let outcomes = self.entry_client.clone().fork(client::request_with_timeout(FANOUT_LIMIT, request)).await;
-        Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
+        Ok(self.entry_client.clone().fork(request).await?)
     }
 
     /// Waits for some children of one node, and checks their answers. Then removes the children if `forgets_children` is
     /// set.
     async fn wait_batch(
         &self,
-        mut client: Client,
+        mut client: NodeClient,
         batch: Vec<FanoutChild>,
         sent: RequestTime,
     ) -> Result<Vec<ChildLatency>, BenchError> {
         let children = batch.iter().map(|running| running.id.clone()).collect();
-        let request = client::request_with_timeout(FANOUT_LIMIT, v1::WaitRequest { children, results: true });
-        let object = &batch[0].id;
-        let mut events = client.wait(request).await.map_err(request_failure(object))?.into_inner();
+        let (mut events, object) = (client.wait(children).await?, &batch[0].id);
         let (mut all, mut output) = (Vec::new(), String::new());
         while let Some(v1::WaitEvent { index, event }) = events.message().await.map_err(request_failure(object))? {
             let FanoutChild { number, id, .. } = &batch[index as usize];
@@ -215,8 +197,7 @@ impl FanoutClient {
             }
         }
         for FanoutChild { id, .. } in batch.iter().filter(|_| self.forgets_children) {
-            let request = client::request_with_timeout(FANOUT_LIMIT, v1::RemoveRequest { child: id.clone() });
-            client.remove(request).await.map_err(request_failure(id))?;
+            client.remove(id).await?;
         }
         match all.len() == batch.len() {
             true => Ok(all),
@@ -238,11 +219,8 @@ struct FanoutChild {
 
 fn parse_started_child(outcome: v1::ForkOutcome, first: u64) -> Result<FanoutChild, BenchError> {
     let number = first + u64::from(outcome.index);
-    match outcome.result {
-        Some(Outcome::Child(child)) => Ok(FanoutChild { number, id: child.id, node: child.node }),
-        Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
-        None => Err(Failure::new(Code::Internal, format!("child {number}"), "the node did not report it").into()),
-    }
+    let child = started_child(outcome.result, &format!("child {number}"))?;
+    Ok(FanoutChild { number, id: child.id, node: child.node })
 }
 
 /// Children that no request waits for yet, by node.

@@ -7,10 +7,10 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use farfork_api::client;
 use serde::{Deserialize, Serialize};
 
 use super::fanout_client::FanoutClient;
+use super::node_client::NodeClient;
 use super::nodes::ClusterNode;
 use crate::endpoint::print_line;
 use crate::error::BenchError;
@@ -180,7 +180,7 @@ async fn fork_repeatedly(specification: &ForkClientSpec) -> Result<(), BenchErro
     let ForkClientSpec { node, socket, seed, task, strategy, first, seconds } = specification;
     let failed = |cause| BenchError::Program { program: CLIENT, cause };
     let client =
-        FanoutClient::on_node(node, client::connect(socket).await?, seed, task.clone()).with_strategy(strategy);
+        FanoutClient::on_node(node, NodeClient::connect(socket).await?, seed, task.clone()).with_strategy(strategy);
     print_line("ready").map_err(failed)?;
     io::stdin().read_exact(&mut [0]).map_err(failed)?;
     let (began, mut ms) = (Instant::now(), Vec::new());

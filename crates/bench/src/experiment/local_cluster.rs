@@ -4,13 +4,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_api::client::{self, Client};
-use farfork_api::failure::Failure;
-use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{self, exit::How};
 
-use super::nodes::{ClusterNode, REQUEST_LIMIT, RunningNodes, SIGKILL, request_failure};
+use super::node_client::{NodeClient, request_failure};
+use super::nodes::{ClusterNode, RunningNodes, SIGKILL};
 use crate::error::{BenchError, ChildEnd};
 use crate::figure::ChildPlace;
 use crate::machine::Machine;
@@ -23,7 +21,7 @@ const WORKING_SET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Nodes, and a client of the first one. The nodes are stopped when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BenchCluster {
-    client: Client,
+    client: NodeClient,
     running: RunningNodes,
 }
 
@@ -161,17 +159,14 @@ impl BenchCluster {
     pub(crate) async fn prepare(&mut self, pid: u32) -> Result<PreparedSeed, BenchError> {
         let request = v1::PrepareRequest { pid, ..Default::default() };
         let sent = Instant::now();
-        let outcome = self.client.prepare(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        let answer = sent.elapsed();
-        let seed = outcome.map_err(request_failure(format_args!("process {pid}")))?.into_inner();
-        Ok(PreparedSeed { pause_us: seed.pause_us, node_us: seed.prepare_us, round_trip: answer, seed: seed.id })
+        let seed = self.client.prepare(request).await?;
+        let round_trip = sent.elapsed();
+        Ok(PreparedSeed { pause_us: seed.pause_us, node_us: seed.prepare_us, round_trip, seed: seed.id })
     }
 
     /// Drops a seed.
     pub(crate) async fn drop_seed(&mut self, seed: &str) -> Result<(), BenchError> {
-        let request = v1::DropRequest { seed: seed.to_owned(), force: true };
-        self.client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
-        Ok(())
+        Ok(self.client.drop_seed(seed).await?)
     }
 
     /// Starts one child, and waits until it has exited with status 0 or 1. A child with wrong pages exits with status 1; its
@@ -209,8 +204,8 @@ impl BenchCluster {
     ) -> Result<(EndedChild, v1::ChildDetail), BenchError> {
         let child = self.request_child(seed, place, payload, wanted).await?;
         let output = self.read_output(&child.id).await?;
-        let detail = self.inspect_child(&child.id).await?;
-        self.remove(&child.id).await?;
+        let detail = self.client.inspect_child(&child.id).await?;
+        self.client.remove(&child.id).await?;
         Ok((child.end(output), detail))
     }
 
@@ -220,13 +215,7 @@ impl BenchCluster {
         let give_up = Instant::now() + WORKING_SET_LIMIT;
         let mut last = None;
         while Instant::now() < give_up {
-            let request = v1::InspectRequest { id: seed.to_owned() };
-            let answer = self
-                .client
-                .inspect(client::request_with_timeout(REQUEST_LIMIT, request))
-                .await
-                .map_err(request_failure(seed))?;
-            let Some(v1::inspect_response::Object::Seed(detail)) = answer.into_inner().object else { break };
+            let Some(v1::inspect_response::Object::Seed(detail)) = self.client.inspect(seed).await? else { break };
             if detail.working_set_bytes > 0 && last == Some(detail.working_set_bytes) {
                 break;
             }
@@ -236,23 +225,11 @@ impl BenchCluster {
         Ok(())
     }
 
-    async fn inspect_child(&mut self, child: &str) -> Result<v1::ChildDetail, BenchError> {
-        let request = v1::InspectRequest { id: child.to_owned() };
-        let inspected = self.client.inspect(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        Ok(match inspected.map_err(request_failure(child))?.into_inner().object {
-            Some(v1::inspect_response::Object::Child(detail)) => detail,
-            _ => v1::ChildDetail::default(),
-        })
-    }
-
     /// Starts a paused child that fetches all of its memory. Returns after the node's first progress report.
     pub(crate) async fn start_settling(&mut self, seed: &str, place: ChildPlace) -> Result<SettlingChild, BenchError> {
         let child =
             self.start_child(seed, place, "none", ForkOptions { paused: true, ..ForkOptions::default() }).await?;
-        let request = v1::SettleRequest { child: child.clone() };
-        let answer = self.client.settle(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        let mut progress = answer.map_err(request_failure(&child))?.into_inner();
-        progress.message().await.map_err(request_failure(&child))?;
+        let progress = self.client.settle(&child).await?;
         Ok(SettlingChild { child, progress })
     }
 
@@ -281,7 +258,7 @@ impl BenchCluster {
     /// Kills a child from [`Self::start_settling`]. Returns how many bytes of its memory were still missing.
     pub(crate) async fn end_settling(&mut self, streaming: SettlingChild) -> Result<u64, BenchError> {
         let SettlingChild { child, progress } = streaming;
-        let remote_bytes = self.inspect_child(&child).await?.memory.and_then(|memory| memory.remote_bytes);
+        let remote_bytes = self.client.inspect_child(&child).await?.memory.and_then(|memory| memory.remote_bytes);
         drop(progress);
         self.kill(&child).await?;
         Ok(remote_bytes.unwrap_or_default())
@@ -289,8 +266,7 @@ impl BenchCluster {
 
     /// Kills a child.
     pub(crate) async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
-        let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL.cast_unsigned(), by_program: false };
-        self.client.kill(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child))?;
+        self.client.kill(child, SIGKILL).await?;
         // The child ends by a signal, which `wait_output` reports as a failure.
         let _ = self.wait_output(child).await;
         Ok(())
@@ -332,19 +308,9 @@ impl BenchCluster {
             ..Default::default()
         };
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let outcomes = self.client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        let mut outcomes = outcomes.map_err(request_failure(seed))?.into_inner();
-        let outcome = outcomes.message().await.map_err(request_failure(seed))?.unwrap_or_default();
-        match outcome.result {
-            Some(Outcome::Child(child)) => Ok(StartedChild {
-                id: child.id,
-                sent_unix_ns: sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64,
-                round_trip: sent.elapsed(),
-                phases: outcome.phases,
-            }),
-            Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
-            None => Err(Failure::new(tonic::Code::Internal, seed, "the node reported no child").into()),
-        }
+        let (child, phases) = self.client.fork_one(request).await?;
+        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
+        Ok(StartedChild { id: child.id, sent_unix_ns, round_trip: sent.elapsed(), phases })
     }
 
     fn node(&self, place: ChildPlace) -> &ClusterNode {
@@ -357,15 +323,13 @@ impl BenchCluster {
     /// The complete output of a child, which is then removed.
     async fn wait_output(&mut self, child: &str) -> Result<String, BenchError> {
         let output = self.read_output(child).await?;
-        self.remove(child).await?;
+        self.client.remove(child).await?;
         Ok(output)
     }
 
     /// The complete output of a child.
     async fn read_output(&mut self, child: &str) -> Result<String, BenchError> {
-        let request = v1::WaitRequest { children: vec![child.to_owned()], results: true };
-        let events = self.client.wait(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-        let mut events = events.map_err(request_failure(child))?.into_inner();
+        let mut events = self.client.wait(vec![child.to_owned()]).await?;
         let mut output = Vec::new();
         while let Some(v1::WaitEvent { event, .. }) = events.message().await.map_err(request_failure(child))? {
             match event {
@@ -378,16 +342,6 @@ impl BenchCluster {
         }
         Ok(String::from_utf8_lossy(&output).into_owned())
     }
-
-    /// Removes an ended child from its node.
-    async fn remove(&mut self, child: &str) -> Result<(), BenchError> {
-        let request = v1::RemoveRequest { child: child.to_owned() };
-        self.client
-            .remove(client::request_with_timeout(REQUEST_LIMIT, request))
-            .await
-            .map_err(request_failure(child))?;
-        Ok(())
-    }
 }
 
 /// The arguments of a node for the options that have a value.
@@ -397,10 +351,8 @@ pub(crate) fn node_arguments(options: &[(&str, Option<u64>)]) -> Vec<String> {
 }
 
 /// Settles a child. Returns the time at which all of its memory was on its node.
-async fn settle_child(mut client: Client, child: &str) -> Result<Instant, BenchError> {
-    let request = v1::SettleRequest { child: child.to_owned() };
-    let answer = client.settle(client::request_with_timeout(REQUEST_LIMIT, request)).await;
-    let mut progress = answer.map_err(request_failure(child))?.into_inner();
+async fn settle_child(mut client: NodeClient, child: &str) -> Result<Instant, BenchError> {
+    let mut progress = client.settle(child).await?;
     while let Some(told_now) = progress.message().await.map_err(request_failure(child))? {
         if told_now.is_settled {
             break;

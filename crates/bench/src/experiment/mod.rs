@@ -1,11 +1,12 @@
-//! Parts that several benchmarks and long runs use. `nodes` has the nodes of a run, and `local_cluster` the requests to
-//! them. `testbed` has machines without nodes. The other files have clients, children, and checks.
+//! Parts that several benchmarks and long runs use. `nodes` has the nodes of a run, `node_client` the
+//! requests to one of them, and `local_cluster` what benchmarks do with them. `testbed` has machines without nodes. The other files have clients, children, and checks.
 
 pub(crate) mod create_methods;
 pub(crate) mod fanout_client;
 pub(crate) mod fork_load;
 pub(crate) mod leak_check;
 pub(crate) mod local_cluster;
+pub(crate) mod node_client;
 pub(crate) mod nodes;
 pub(crate) mod observer;
 pub(crate) mod pause_methods;

@@ -7,12 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use farfork_api::client::{self, Client};
 use farfork_api::failure::Failure;
-use farfork_api::v1;
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
 use serde::de::DeserializeOwned;
 
+use super::node_client::NodeClient;
 use super::observer::logs::LogEnds;
 use super::observer::resources::KINDS;
 use super::observer::{self, NodeProcess, Observation, ObservedNode, ProcessMemory};
@@ -26,10 +25,6 @@ const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
 
 /// How often discovery is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// Time limit of each request. It is longer than the time after which a node gives up a page, so the node's report of the
-/// lost page is received. A child that touches 1 GiB on a busy machine takes seconds.
-pub(crate) const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 
 /// Time limit for a killed daemon to end.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -59,8 +54,8 @@ impl ClusterNode {
     }
 
     /// Makes a new connection to the node's API.
-    pub(crate) async fn connect(&self) -> Result<Client, Failure> {
-        client::connect(&self.socket).await
+    pub(crate) async fn connect(&self) -> Result<NodeClient, Failure> {
+        NodeClient::connect(&self.socket).await
     }
 }
 
@@ -105,22 +100,17 @@ impl RunningNodes {
     }
 
     /// Connects to a node. Returns once the node sees all nodes alive.
-    pub(crate) async fn connect_when_all_alive(&self, node: usize) -> Result<Client, BenchError> {
-        let node = &self.nodes[node];
-        let mut client = node.connect().await?;
+    pub(crate) async fn connect_when_all_alive(&self, node: usize) -> Result<NodeClient, BenchError> {
+        let mut client = self.nodes[node].connect().await?;
         let give_up = Instant::now() + DISCOVERY_LIMIT;
-        loop {
-            let answer = client.list_nodes(client::request_with_timeout(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
-            let listed = answer.map_err(request_failure(&node.name))?.into_inner().nodes;
-            if listed.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == self.nodes.len() {
-                return Ok(client);
-            }
+        while client.count_alive_nodes().await? != self.nodes.len() {
             if Instant::now() >= give_up {
                 let (seconds, run_dir) = (DISCOVERY_LIMIT.as_secs(), self.scratch.path().to_owned());
                 return Err(BenchError::NodesNotConnected { seconds, run_dir });
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
+        Ok(client)
     }
 
     /// Kills the daemon of a node.
@@ -200,9 +190,4 @@ impl Drop for RunningNodes {
             eprintln!("farfork: cannot remove all of the benchmark's nodes: {error}");
         }
     }
-}
-
-/// Converts the status of a request about `object` into a [`Failure`].
-pub(crate) fn request_failure(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
-    move |status| Failure::from_status(object, &status)
 }

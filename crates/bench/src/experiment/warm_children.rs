@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::local_cluster::{BenchCluster, ForkOptions};
-use super::nodes::request_failure;
+use super::node_client::request_failure;
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
 use crate::workload::functions::FunctionParent;
@@ -67,7 +67,7 @@ impl WarmChildren {
         std::fs::create_dir(&directory).map_err(failed)?;
         let listener = UnixListener::bind(directory.join("socket")).map_err(failed)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
-        let client = cluster.nodes()[0].connect().await?;
+        let client = cluster.nodes()[0].connect().await?.client().clone();
         Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), next: 1 })
     }
 

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farfork_api::client::{self, Client};
 use farfork_api::failure::Failure;
 use farfork_api::v1;
 
 use super::script::NODES;
 use crate::error::BenchError;
-use crate::experiment::nodes::{ClusterNode, REQUEST_LIMIT, RunningNodes, SIGCONT, SIGKILL, SIGSTOP, request_failure};
+use crate::experiment::node_client::NodeClient;
+use crate::experiment::nodes::{ClusterNode, RunningNodes, SIGCONT, SIGKILL, SIGSTOP};
 use crate::experiment::observer::NodeProcess;
 use crate::machine::Machine;
 use crate::scratch::SCRATCH_PARENT;
@@ -59,7 +59,7 @@ impl SoakCluster {
     }
 
     /// Makes a new connection to a node. Each request needs one, because daemons are killed and stopped.
-    pub(super) async fn client(&self, node: usize) -> Result<Client, Failure> {
+    pub(super) async fn client(&self, node: usize) -> Result<NodeClient, Failure> {
         self.nodes()[node].connect().await
     }
 
@@ -79,12 +79,7 @@ impl SoakCluster {
             let name = &self.nodes()[node].name;
             let mut client = self.client(node).await?;
             loop {
-                let request = v1::InspectRequest { id: name.clone() };
-                let answer = client
-                    .inspect(client::request_with_timeout(REQUEST_LIMIT, request))
-                    .await
-                    .map_err(request_failure(name))?;
-                let kept = match answer.into_inner().object {
+                let kept = match client.inspect(name).await? {
                     Some(v1::inspect_response::Object::Node(detail)) => {
                         detail.zygotes.map_or(0, |zygotes| zygotes.kept)
                     }

@@ -2,14 +2,14 @@
 //! ready. Some children are killed immediately, and some have too low a memory limit. `round` judges their ends together
 //! with the ends of the seed's other children.
 
-use farfork_api::client;
 use farfork_api::failure::Failure;
-use farfork_api::v1::{self, fork_outcome::Result as Outcome};
+use farfork_api::v1;
 
 use super::round::{SoakChild, SoakRound};
 use super::script::FanoutScript;
 use crate::error::BenchError;
-use crate::experiment::nodes::{REQUEST_LIMIT, SIGKILL, request_failure};
+use crate::experiment::node_client::{request_failure, started_child};
+use crate::experiment::nodes::SIGKILL;
 use crate::workload::memory_walk;
 
 impl SoakRound<'_> {
@@ -57,14 +57,9 @@ impl SoakRound<'_> {
             ..Default::default()
         };
         let mut client = self.cluster.client(owner).await?;
-        let answer =
-            client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
-        let (mut stream, mut outcomes) = (answer.into_inner(), Vec::new());
+        let (mut stream, mut outcomes) = (client.fork(request).await?, Vec::new());
         while let Some(outcome) = stream.message().await.map_err(request_failure(seed))? {
-            outcomes.extend(outcome.result.map(|result| match result {
-                Outcome::Child(child) => Ok(child),
-                Outcome::Error(error) => Err(error.into()),
-            }));
+            outcomes.push(started_child(outcome.result, seed));
         }
         Ok(outcomes)
     }

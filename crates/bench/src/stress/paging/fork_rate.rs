@@ -4,7 +4,6 @@
 
 use std::time::Instant;
 
-use farfork_api::client;
 use farfork_api::v1;
 use serde::Serialize;
 
@@ -12,7 +11,6 @@ use super::cluster::SoakCluster;
 use crate::baseline::local_fanout::{ChildNetwork, LocalFanout, NAMESPACE_SETS};
 use crate::error::BenchError;
 use crate::experiment::fanout_client::FanoutClient;
-use crate::experiment::nodes::{REQUEST_LIMIT, request_failure};
 use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;
 use crate::workload::parent::ParentProgram;
@@ -86,13 +84,7 @@ async fn measure(soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
     let mut floor = LocalFanout::start(soak_cluster.machine(), MIB, NAMESPACE_SETS, ChildNetwork::Private)?;
     let mut client = soak_cluster.client(0).await?;
     let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
-    let object = format!("process {}", parent.pid());
-    let seed = client
-        .prepare(client::request_with_timeout(REQUEST_LIMIT, request))
-        .await
-        .map_err(request_failure(object))?
-        .into_inner()
-        .id;
+    let seed = client.prepare(request).await?.id;
     let fanout_client =
         FanoutClient::new(soak_cluster.nodes(), &seed, ChildTask::Sparse { mib: MIB }).await?.forgetting_children();
     // The first fan-out makes each node fetch the descriptor, and make a zygote.
@@ -106,8 +98,7 @@ async fn measure(soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
         rates.push(CHILDREN as f64 / took);
         ratios.push(floor_took.as_secs_f64() / took);
     }
-    let request = v1::DropRequest { seed: seed.clone(), force: true };
-    client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(&seed))?;
+    client.drop_seed(&seed).await?;
     let median = |samples: &[f64]| Spread::from_samples(samples).map_or(0.0, |spread| spread.median);
     Ok(ForkRate { per_s: median(&rates), of_floor: median(&ratios) })
 }

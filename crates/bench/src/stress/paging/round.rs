@@ -3,16 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use farfork_api::client;
 use farfork_api::failure::Failure;
-use farfork_api::v1::{self, fork_outcome::Result as Outcome};
+use farfork_api::v1;
 
 use super::cluster::SoakCluster;
 use super::script::{ChildRef, ChildScript, RoundScript, SeedScript, SoakAction};
 use super::tally::SoakTally;
 use super::verdict::{AllowedEnds, EndVerdict, ObservedEnd, judge_end};
 use crate::error::BenchError;
-use crate::experiment::nodes::{REQUEST_LIMIT, SIGKILL, SIGTERM, request_failure};
+use crate::experiment::node_client::request_failure;
+use crate::experiment::nodes::{SIGKILL, SIGTERM};
 use crate::workload::memory_walk::{self, MEMORY_WALK, WalkReport};
 use crate::workload::parent::ParentProgram;
 
@@ -116,14 +116,9 @@ impl<'a> SoakRound<'a> {
     }
 
     async fn prepare(&mut self, node: usize, request: v1::PrepareRequest) -> Result<String, Failure> {
-        let object = format!("process {}", request.pid);
-        let mut client = self.cluster.client(node).await?;
-        let answer = client
-            .prepare(client::request_with_timeout(REQUEST_LIMIT, request))
-            .await
-            .map_err(request_failure(object))?;
+        let seed = self.cluster.client(node).await?.prepare(request).await?;
         self.tally.seeds += 1;
-        Ok(answer.into_inner().id)
+        Ok(seed.id)
     }
 
     /// Forks children of a family, each on the node that its script names. If a fork fails, the earlier children remain.
@@ -141,18 +136,7 @@ impl<'a> SoakRound<'a> {
                 options: Some(options),
                 ..Default::default()
             };
-            let mut client = self.cluster.client(living.owner).await?;
-            let mut outcomes = client
-                .fork(client::request_with_timeout(REQUEST_LIMIT, request))
-                .await
-                .map_err(request_failure(seed))?
-                .into_inner();
-            let outcome = outcomes.message().await.map_err(request_failure(seed))?;
-            let child = match outcome.and_then(|outcome| outcome.result) {
-                Some(Outcome::Child(child)) => child,
-                Some(Outcome::Error(error)) => return Err(error.into()),
-                None => return Err(Failure::new(tonic::Code::Internal, seed, "the node reported no child")),
-            };
+            let (child, _) = self.cluster.client(living.owner).await?.fork_one(request).await?;
             self.tally.children += 1;
             let (node, stays, is_killed, is_limited) = (child_script.node, child_script.runs_until_stop, false, false);
             living.children.push(SoakChild {
@@ -234,12 +218,8 @@ impl<'a> SoakRound<'a> {
     /// Sends a signal to a child. If the child has already ended, its node refuses with FAILED_PRECONDITION. This refusal
     /// is not a fault.
     pub(super) async fn signal_child(&mut self, child: &SoakChild, signal: i32) -> Result<(), BenchError> {
-        let request = v1::KillRequest { child: child.id.clone(), signal: signal.cast_unsigned(), by_program: false };
         let outcome = match self.cluster.client(child.node).await {
-            Ok(mut client) => client
-                .kill(client::request_with_timeout(REQUEST_LIMIT, request))
-                .await
-                .map_err(request_failure(&child.id)),
+            Ok(mut client) => client.kill(&child.id, signal).await,
             Err(failure) => Err(failure),
         };
         match outcome {
@@ -258,27 +238,14 @@ impl<'a> SoakRound<'a> {
     }
 
     async fn drop_seed(&self, owner: usize, seed: &str) -> Result<(), Failure> {
-        let request = v1::DropRequest { seed: seed.to_owned(), force: true };
-        let mut client = self.cluster.client(owner).await?;
-        client.drop(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(seed))?;
-        Ok(())
+        self.cluster.client(owner).await?.drop_seed(seed).await
     }
 
     /// Requests that a child be settled, and waits for the first progress report. The node continues after this
     /// connection has ended.
     async fn settle_child(&mut self, child_ref: ChildRef) -> Result<(), BenchError> {
         let Some(child) = self.child_mut(child_ref).cloned() else { return Ok(()) };
-        let settled = async {
-            let request = v1::SettleRequest { child: child.id.clone() };
-            let mut client = self.cluster.client(child.node).await?;
-            let answer = client
-                .settle(client::request_with_timeout(REQUEST_LIMIT, request))
-                .await
-                .map_err(request_failure(&child.id))?;
-            answer.into_inner().message().await.map_err(request_failure(&child.id))?;
-            Ok(())
-        };
-        let outcome = settled.await;
+        let outcome = async { self.cluster.client(child.node).await?.settle(&child.id).await }.await;
         self.tolerate_ended(outcome, "a settle").map(|_| ())
     }
 
@@ -375,16 +342,8 @@ impl<'a> SoakRound<'a> {
 
     /// Returns the state of a child, and its output. Before the end of a child that exits on its own, the output is empty.
     async fn inspect_child(&mut self, child: &SoakChild) -> Result<(ObservedEnd, String), BenchError> {
-        let mut client = self.cluster.client(child.node).await?;
-        let request = v1::InspectRequest { id: child.id.clone() };
-        let answer = client
-            .inspect(client::request_with_timeout(REQUEST_LIMIT, request))
-            .await
-            .map_err(request_failure(&child.id))?;
-        let detail = match answer.into_inner().object {
-            Some(v1::inspect_response::Object::Child(detail)) => detail.child.unwrap_or_default(),
-            _ => v1::Child::default(),
-        };
+        let detail = self.cluster.client(child.node).await?.inspect_child(&child.id).await?;
+        let detail = detail.child.unwrap_or_default();
         let exit = detail.exit.unwrap_or_default();
         let (how, limit) = (exit.how, exit.limit);
         let output =
@@ -393,14 +352,8 @@ impl<'a> SoakRound<'a> {
     }
 
     async fn read_output(&self, child: &SoakChild) -> Result<String, BenchError> {
-        let mut client = self.cluster.client(child.node).await?;
-        let only = v1::OutputStream::Stdout.into();
-        let request = v1::LogsRequest { child: child.id.clone(), follow: false, only };
-        let answer = client
-            .logs(client::request_with_timeout(REQUEST_LIMIT, request))
-            .await
-            .map_err(request_failure(&child.id))?;
-        let (mut chunks, mut said) = (answer.into_inner(), Vec::new());
+        let mut chunks = self.cluster.client(child.node).await?.logs(&child.id, false).await?;
+        let mut said = Vec::new();
         while let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? {
             said.extend(chunk.data);
         }
@@ -408,13 +361,7 @@ impl<'a> SoakRound<'a> {
     }
 
     async fn remove_child(&self, child: &SoakChild) -> Result<(), Failure> {
-        let request = v1::RemoveRequest { child: child.id.clone() };
-        let mut client = self.cluster.client(child.node).await?;
-        client
-            .remove(client::request_with_timeout(REQUEST_LIMIT, request))
-            .await
-            .map_err(request_failure(&child.id))?;
-        Ok(())
+        self.cluster.client(child.node).await?.remove(&child.id).await
     }
 
     /// Tolerates the failure of a request if earlier actions may have caused it; otherwise records a fault.
