@@ -12,7 +12,7 @@ use farfork_api::v1::exit::How;
 use farfork_api::v1::wait_event::Event;
 use farfork_cluster::local::LocalError;
 
-use crate::baseline::criu::error::CriuError;
+use crate::baseline::criu::CriuError;
 
 /// Why a benchmark ends early. Everything that it has started also ends.
 #[derive(Debug, thiserror::Error)]
@@ -22,85 +22,42 @@ pub(crate) enum BenchError {
     Nodes(#[from] LocalError),
     /// The nodes run, but do not discover each other.
     #[error("the benchmark's nodes do not know each other after {seconds} s: see node.log in {run_dir}")]
-    NodesNotConnected {
-        /// Time that the benchmark waited.
-        seconds: u64,
-        /// The directory of their files.
-        run_dir: PathBuf,
-    },
+    NodesNotConnected { seconds: u64, run_dir: PathBuf },
     /// A node refused a request.
     #[error(transparent)]
     Request(#[from] Failure),
     /// A file of the benchmark cannot be written.
     #[error("cannot write {path}: {cause}")]
-    File {
-        /// Its path.
-        path: PathBuf,
-        /// The cause.
-        cause: io::Error,
-    },
+    File { path: PathBuf, cause: io::Error },
     /// A measured program or a baseline cannot be started, read or written.
     #[error("program `{program}`: {cause}")]
-    Program {
-        /// Its name.
-        program: &'static str,
-        /// The cause.
-        cause: io::Error,
-    },
+    Program { program: &'static str, cause: io::Error },
     /// A program printed a line other than the expected one.
     #[error("program `{program}` printed `{output}` instead of `{expected}`")]
     UnexpectedAnswer {
-        /// Its name.
         program: &'static str,
         /// The line, or an empty string at the end of the output.
         output: String,
-        /// How the line should begin.
         expected: &'static str,
     },
     /// A program reports that it failed.
     #[error("program `{program}`: {why}")]
-    ProgramFailed {
-        /// Its name.
-        program: &'static str,
-        /// The cause, as the program printed it.
-        why: String,
-    },
+    ProgramFailed { program: &'static str, why: String },
     /// A program ended instead of giving an answer.
     #[error("program `{program}` ended without an answer: {status}")]
-    ProgramEnded {
-        /// Its name.
-        program: &'static str,
-        /// Its exit status.
-        status: ExitStatus,
-    },
+    ProgramEnded { program: &'static str, status: ExitStatus },
     /// A program gave no answer in time.
     #[error("program `{program}`: no answer within {} s", limit.as_secs_f64())]
-    NoAnswer {
-        /// Its name.
-        program: &'static str,
-        /// The time that the benchmark waited.
-        limit: Duration,
-    },
+    NoAnswer { program: &'static str, limit: Duration },
     /// A child did not exit normally.
     #[error("child {child}: {how}")]
-    ChildFailed {
-        /// Its id.
-        child: String,
-        /// How it ended.
-        how: ChildEnd,
-    },
+    ChildFailed { child: String, how: ChildEnd },
     /// A Python function cannot be loaded, or a call of it failed.
     #[error("function `{function}`: {cause}")]
-    FunctionFailed {
-        /// Its name, or its file and handler.
-        function: String,
-        /// The call, and how it failed.
-        cause: String,
-    },
+    FunctionFailed { function: String, cause: String },
     /// Memory had wrong contents.
     #[error("{count} {what} are wrong, so the figures are invalid")]
     WrongMemory {
-        /// The number of wrong items.
         count: u64,
         /// Their kind: `pages of a child`.
         what: &'static str,
@@ -109,42 +66,23 @@ pub(crate) enum BenchError {
     #[error(
         "function `{function}`: two calls return different results (by repr()), so the results of children cannot be checked; return a value that depends only on the payload"
     )]
-    UnsteadyFunction {
-        /// Its name, or its file and handler.
-        function: String,
-    },
+    UnsteadyFunction { function: String },
     /// The result of a function in a child differs from the result in its parent.
     #[error(
         "function `{function}`: the result in a child of {child_of} differs from the parent's (by repr()), so the figures are invalid"
     )]
-    WrongResult {
-        /// Its name, or its file and handler.
-        function: String,
-        /// The system that forked the child.
-        child_of: &'static str,
-    },
+    WrongResult { function: String, child_of: &'static str },
     /// A directory cannot be the root of parents.
     #[error("root {}: {cause}", path.display())]
-    Root {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        cause: String,
-    },
+    Root { path: PathBuf, cause: String },
     /// The Python that the user named does not run Python code.
     #[error("`{path}` does not run Python code; name another Python with --python")]
-    NoPython {
-        /// The path of the program.
-        path: PathBuf,
-    },
+    NoPython { path: PathBuf },
     /// The packages of the embedded functions cannot be installed.
     #[error(
         "the functions' Python packages cannot be installed: {cause}; connect this machine to PyPI, or name a Python that has them: --python"
     )]
-    FunctionPackages {
-        /// The last message of the command that failed.
-        cause: String,
-    },
+    FunctionPackages { cause: String },
     /// A peer system cannot be measured.
     #[error(transparent)]
     Criu(#[from] CriuError),
@@ -155,16 +93,7 @@ pub(crate) enum BenchError {
     #[error(
         "{mib} MiB need about {needed_mib} MiB of free memory, but {available_mib} MiB are free; choose smaller sizes with {option}"
     )]
-    NotEnoughMemory {
-        /// The largest size in the parameters.
-        mib: u64,
-        /// The memory that a run of that size needs.
-        needed_mib: u64,
-        /// The free memory.
-        available_mib: u64,
-        /// The option that sets the size.
-        option: &'static str,
-    },
+    NotEnoughMemory { mib: u64, needed_mib: u64, available_mib: u64, option: &'static str },
 }
 
 impl BenchError {

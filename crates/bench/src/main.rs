@@ -21,7 +21,6 @@
 
 mod baseline;
 mod benchmark;
-mod end_with_parent;
 mod endpoint;
 mod error;
 mod experiment;
@@ -31,7 +30,6 @@ mod options;
 mod peer;
 mod placement;
 mod plan;
-mod program_path;
 mod reference;
 mod report;
 mod samples;
@@ -49,7 +47,7 @@ use farfork_terminal::output;
 use serde_json::json;
 
 use benchmark::BenchCommand;
-use end_with_parent::end_with_parent;
+use machine::program::end_with_parent;
 use stress::StressCommand;
 
 /// The command line, under the name of the program that the user typed.
@@ -95,7 +93,7 @@ impl Command {
 fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let run = || {
-        end_with_parent::end_with_parent()?;
+        end_with_parent()?;
         global.placement.apply()?;
         command.run(&global)
     };

@@ -3,8 +3,7 @@
 
 use crate::error::BenchError;
 use crate::experiment::testbed::Testbed;
-use crate::machine::connection::ConnectedPrograms;
-use crate::machine::program::EmbeddedProgram;
+use crate::machine::program::{ConnectedPrograms, EmbeddedProgram};
 
 /// The program.
 pub(crate) const CONNECT: EmbeddedProgram =

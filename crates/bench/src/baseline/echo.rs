@@ -5,8 +5,7 @@ use std::process::Command;
 use crate::error::BenchError;
 use crate::experiment::testbed::Testbed;
 use crate::machine::Machine;
-use crate::machine::connection::ConnectedPrograms;
-use crate::machine::program::{EmbeddedProgram, RunningProgram};
+use crate::machine::program::{ConnectedPrograms, EmbeddedProgram, RunningProgram};
 
 /// The program.
 pub(crate) const ECHO: EmbeddedProgram =

@@ -7,8 +7,7 @@ use serde::Serialize;
 
 use crate::error::BenchError;
 use crate::experiment::nodes::ClusterNode;
-use crate::machine::connection::ConnectedPrograms;
-use crate::machine::program::EmbeddedProgram;
+use crate::machine::program::{ConnectedPrograms, EmbeddedProgram};
 
 /// The program.
 pub(crate) const FAULT: EmbeddedProgram =

@@ -3,8 +3,7 @@
 
 use crate::error::BenchError;
 use crate::experiment::nodes::ClusterNode;
-use crate::machine::connection::ConnectedPrograms;
-use crate::machine::program::EmbeddedProgram;
+use crate::machine::program::{ConnectedPrograms, EmbeddedProgram};
 use crate::workload::micro::ns_to_ms;
 
 /// The program.

@@ -1,8 +1,6 @@
 //! Floors of pausing: local forks that are paused between two requests, by SIGSTOP or by a bare cgroup freezer.
 //! `paused_forks.cpp` is the program.
 
-use std::fs;
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,15 +9,13 @@ use farfork_sys::cgroup;
 use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::machine::program::{EmbeddedProgram, RunningProgram};
+use crate::scratch::remove_group;
 use crate::workload::functions::FunctionParent;
 use crate::workload::warm_function::{ExpectedValue, FunctionRun};
 
 /// The program.
 pub(crate) const PAUSED_FORKS: EmbeddedProgram =
     EmbeddedProgram { name: "paused_forks", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/paused_forks")) };
-
-/// Time limit for killed forks to leave their groups.
-const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Paused forks, and the program that drives them. They are killed when this value is dropped.
 #[derive(Debug)]
@@ -111,18 +107,12 @@ impl FreezerGroups {
     fn path(&self) -> String {
         self.0.display().to_string()
     }
-
-    /// Removes the groups. Kills remaining processes first: forks of another program outlive the program that pauses
-    /// them. Linux before 5.14 lacks `cgroup.kill`, so an error is ignored.
-    fn remove(&self) -> io::Result<()> {
-        let _ = fs::write(self.0.join("cgroup.kill"), "1");
-        cgroup::subtree(&self.0)?.iter().try_for_each(|group| cgroup::remove(group, REMOVE_LIMIT))
-    }
 }
 
 impl Drop for FreezerGroups {
     fn drop(&mut self) {
-        if let Err(error) = self.remove() {
+        // It kills remaining processes: forks of another program outlive the program that pauses them.
+        if let Err(error) = remove_group(&self.0) {
             eprintln!("farfork: control groups are left at {}: {error}", self.0.display());
         }
     }

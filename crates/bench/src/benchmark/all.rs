@@ -22,7 +22,7 @@ use serde_json::json;
 use tonic::Code;
 
 use super::report::{explain_report_error, files_text, make_report};
-use crate::{GlobalArgs, program_path};
+use crate::{GlobalArgs, machine};
 
 /// Run all benchmarks and stress tests, and make a report of their results.
 ///
@@ -56,7 +56,7 @@ pub(crate) struct BenchAll {
 impl BenchAll {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("its benchmarks trace processes, and make namespaces and control groups")?;
-        program_path::farfork()?;
+        machine::find_farfork()?;
         let program = std::env::current_exe().context("readlink of /proc/self/exe")?;
         let scale = if self.quick { SuiteScale::Quick } else { SuiteScale::Full };
         let plan = SuiteParameters { scale, only: self.only, directory: self.out };

@@ -18,7 +18,7 @@ use crate::report::plot::{BarTitles, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::table::{ReportCell, ReportFigure, ReportTable};
 use crate::samples::FigureSamples;
-use crate::workload::parent::ParentProgram;
+use crate::workload::start_parent;
 
 /// Measure programs that change much of their memory while it arrives.
 ///
@@ -67,7 +67,7 @@ impl Benchmark for BenchChurn {
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let mut cluster = BenchCluster::start(&run.farfork, self.encryption.encrypted).await?;
         CHURN.install(cluster.machine())?;
-        let parent = ParentProgram::start(cluster.machine(), &CHURN, self.mib)?;
+        let parent = start_parent(&CHURN, cluster.machine(), self.mib, None)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let mut samples = FigureSamples::create(&self.samples)?;
         run.expect_steps(self.runs * ChurnOperation::ALL.len() * PLACES.len());

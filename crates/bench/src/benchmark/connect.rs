@@ -12,7 +12,7 @@ use crate::error::BenchError;
 use crate::experiment::testbed::{ConnectionSecurity, Testbed, start_endpoint};
 use crate::figure::Figure;
 use crate::machine::Machine;
-use crate::machine::connection::ConnectedPrograms;
+use crate::machine::program::ConnectedPrograms;
 use crate::options::{SamplesOption, count, parse_seconds};
 use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};

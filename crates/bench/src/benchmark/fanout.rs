@@ -181,7 +181,7 @@ impl<'a> FanoutRun<'a> {
         self.fan_out(CreateMethod::Farfork, self.plan.children).await?;
         for by in [CreateMethod::ON_EVERY_MACHINE; MEMORY_SAMPLES].concat() {
             let held = self.creators.create_held(by).await?;
-            self.add_memory(by, cluster.running().read_memory(held.node.as_deref(), held.pid)?)?;
+            self.add_memory(by, cluster.running.read_memory(held.node.as_deref(), held.pid)?)?;
             if let Some(child) = held.child {
                 cluster.kill(&child).await?;
             }

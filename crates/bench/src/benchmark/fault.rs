@@ -12,6 +12,7 @@ use crate::baseline::fault::{BareFaults, BareStream, FAULT, WaitMode};
 use crate::error::BenchError;
 use crate::experiment::local_cluster::{BenchCluster, ForkOptions};
 use crate::figure::{ChildPlace, Figure, IDLE, MIB_BYTES, Pace};
+use crate::machine::program::RunningProgram;
 use crate::options::{EncryptionOption, SamplesOption, count, size};
 use crate::report::number_text::format_value;
 use crate::report::plot::{ReportPlot, SeriesRole};
@@ -20,7 +21,7 @@ use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTabl
 use crate::samples::FigureSamples;
 use crate::workload::micro::PAGE_BYTES;
 use crate::workload::page_touch::{self, PAGE_TOUCH};
-use crate::workload::parent::ParentProgram;
+use crate::workload::start_parent;
 
 /// Memory of the parent whose children fault, in MiB: room for pages that are far apart.
 const MEMORY_MIB: u64 = 64;
@@ -196,7 +197,7 @@ impl Benchmark for BenchFault {
         let samples = FigureSamples::create(&self.samples)?;
         let cluster = BenchCluster::start(&run.farfork, self.encryption.encrypted).await?;
         PAGE_TOUCH.install(cluster.machine())?;
-        let start = |mib| ParentProgram::start(cluster.machine(), &PAGE_TOUCH, mib);
+        let start = |mib| start_parent(&PAGE_TOUCH, cluster.machine(), mib, None);
         let (parent, streamed) = (start(MEMORY_MIB)?, start(self.stream_mib)?);
         let streams = (0..self.streams).map(|_| start(STREAMED_MIB)).collect::<Result<Vec<_>, _>>()?;
         cluster.nodes().iter().try_for_each(|node| FAULT.install(node.machine()))?;
@@ -273,7 +274,7 @@ impl FaultRun<'_> {
 
     /// Makes paused children of several seeds fetch all of their memory, starting at the same time. Each seed is used
     /// once, because the pages that a child leaves in the node's page cache would serve the next child.
-    async fn measure_streams(&mut self, streams: &[ParentProgram]) -> Result<(), BenchError> {
+    async fn measure_streams(&mut self, streams: &[RunningProgram]) -> Result<(), BenchError> {
         let mut seeds = Vec::new();
         for parent in streams {
             seeds.push(self.cluster.prepare(parent.pid()).await?.seed);

@@ -32,9 +32,9 @@ use tonic::Code;
 
 use crate::GlobalArgs;
 use crate::error::BenchError;
+use crate::machine;
 use crate::machine::description::MachineState;
 use crate::plan::{CleanPlan, RunPlan};
-use crate::program_path;
 use crate::report::section::ReportSection;
 use crate::report::text;
 
@@ -222,7 +222,7 @@ impl Drop for BenchRun {
 pub(crate) fn run_benchmark<B: Benchmark>(benchmark: &B, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
     benchmark.check();
     privilege::require_root(B::ROOT_REASON)?;
-    let mut run = BenchRun::new(program_path::farfork()?, global.json)?;
+    let mut run = BenchRun::new(machine::find_farfork()?, global.json)?;
     // Use a single thread. With several threads, the figures would include hand-overs between them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let results = runtime.block_on(async {

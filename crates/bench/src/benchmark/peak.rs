@@ -225,7 +225,7 @@ impl BenchPeak {
     ) -> Result<(), BenchError> {
         run.show(format!("starting {}", workload.name()))?;
         let mut parent = workload.start(cluster.machine(), &self.call.options()?)?;
-        let seed = cluster.prepare(parent.pid()).await?.seed;
+        let seed = cluster.prepare(parent.program.pid()).await?.seed;
         let mut measured = Ok(());
         for strategy in self.strategies() {
             let case = PeakCase { workload: workload.name().to_owned(), zygotes, strategy };
@@ -255,9 +255,9 @@ impl BenchPeak {
         }
         let load = ForkLoad {
             nodes: &cluster.nodes()[1..],
-            clients_per_node: self.clients_per_node(parent.resident_kib()),
+            clients_per_node: self.clients_per_node(parent.resident_kib),
             seed,
-            task: parent.task(),
+            task: &parent.task,
             strategy: &case.strategy,
             seconds: self.seconds,
         };
@@ -395,7 +395,7 @@ fn throughput_plot(case: &PeakCase, samples: &FigureSamples<PeakCase>) -> Report
 
 /// Children of os.fork() per second that call the parent's function; `None` without a function.
 fn count_local_forks(parent: &mut WorkloadParent) -> Result<Option<f64>, BenchError> {
-    let Some(function) = parent.function() else { return Ok(None) };
+    let Some(function) = parent.program.function() else { return Ok(None) };
     let (began, mut children) = (Instant::now(), 0_u32);
     while children == 0 || began.elapsed() < LOCAL_FORK_TIME {
         function.call_in_local_fork()?;

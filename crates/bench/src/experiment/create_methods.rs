@@ -10,8 +10,9 @@ use super::local_cluster::BenchCluster;
 use super::nodes::ClusterNode;
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork, LOCAL_FANOUT, LocalFanout};
 use crate::error::BenchError;
-use crate::workload::parent::ParentProgram;
+use crate::machine::program::RunningProgram;
 use crate::workload::sparse::SPARSE;
+use crate::workload::start_parent;
 
 /// The method that creates a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -52,7 +53,7 @@ pub(crate) struct CreateMethods {
     plain: LocalFanout,
     bare: Option<LocalFanout>,
     /// The seed's parent. It is killed when this value is dropped.
-    _parent: ParentProgram,
+    _parent: RunningProgram,
     seed: String,
     /// Number of the next child.
     next: u64,
@@ -70,7 +71,7 @@ impl CreateMethods {
     ) -> Result<Self, BenchError> {
         SPARSE.install(cluster.machine())?;
         LOCAL_FANOUT.install(cluster.machine())?;
-        let parent = ParentProgram::start(cluster.machine(), &SPARSE, mib)?;
+        let parent = start_parent(&SPARSE, cluster.machine(), mib, None)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let fanout_client = client_factory(cluster.nodes(), &seed).await?;
         let in_namespaces = LocalFanout::start(cluster.machine(), mib, containers, network)?;

@@ -116,7 +116,7 @@ impl ForkLoad<'_> {
         for (index, node) in (0..self.clients_per_node).flat_map(|_| self.nodes).enumerate() {
             let specification = ForkClientSpec {
                 node: node.name.clone(),
-                socket: node.socket().to_owned(),
+                socket: node.socket.clone(),
                 seed: self.seed.to_owned(),
                 task: self.task.clone(),
                 strategy: self.strategy.to_owned(),

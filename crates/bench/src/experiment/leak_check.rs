@@ -1,19 +1,36 @@
-//! Counts the nodes' resources before and after a long run. A higher count after the run is a leak.
+//! Counts a node's resources before and after a long run. A higher count after the run is a leak. `observer` counts on the
+//! machine of the node.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 
-use serde::Serialize;
+use farfork_cluster::local::LocalNode;
+use farfork_sys::cgroup;
+use farfork_sys::process::{SharedResource, read_text, share_resource, thread_count};
+use serde::{Deserialize, Serialize};
 
-use super::nodes::{ClusterNode, RunningNodes};
-use super::observer::resources::KINDS;
-use crate::error::BenchError;
+/// Additional descriptors that a node's processes may have, because connections open and close on their own.
+const DESCRIPTORS_SLACK: u64 = 4;
 
-/// Time limit for a node to release resources that it keeps for some time: connections for half a minute, statistics,
-/// threads.
-const RELEASE_LIMIT: Duration = Duration::from_secs(60);
+/// Additional threads that a node's processes may have. Threads for blocking work remain for some time after the work.
+const THREADS_SLACK: u64 = 8;
 
-/// Time between two counts.
-const COUNT_INTERVAL: Duration = Duration::from_millis(500);
+/// Memory growth of a node's processes that is not a leak, in KiB: reserves of the allocator, and statistics of ended
+/// children.
+const MEMORY_SLACK_KIB: u64 = 32 << 10;
+
+/// The kinds of resources, each with the tolerated increase.
+const KINDS: [(&str, u64); 8] = [
+    ("processes", 0),
+    ("namespaces", 0),
+    ("control groups", 0),
+    ("mounts", 0),
+    ("files", 0),
+    ("descriptors", DESCRIPTORS_SLACK),
+    ("threads", THREADS_SLACK),
+    ("KiB of memory", MEMORY_SLACK_KIB),
+];
 
 /// The count of one kind of resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -43,76 +60,124 @@ impl ResourceCount {
     }
 }
 
-/// The counts of all nodes: the name of each node, and a count of each of the [`KINDS`].
-#[derive(Debug, Clone)]
-pub(crate) struct ResourceCounts(Vec<(String, [u64; KINDS.len()])>);
+/// The counts of one node: a count of each of the [`KINDS`].
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct ResourceCounts([u64; KINDS.len()]);
 
 impl ResourceCounts {
-    /// Counts the resources.
-    fn read(running: &RunningNodes) -> Result<Self, BenchError> {
-        let nodes = running.nodes().iter().enumerate();
-        let count = |(index, node): (usize, &ClusterNode)| Ok((node.name.clone(), running.count_resources(index)?));
-        nodes.map(count).collect::<Result<_, _>>().map(Self)
+    /// Whether the counts without a tolerance are equal.
+    pub(super) fn is_steady(&self, earlier: &Self) -> bool {
+        KINDS.iter().zip(self.0.iter().zip(&earlier.0)).all(|((_, slack), (now, before))| *slack > 0 || now == before)
     }
 
-    /// Counts repeatedly until the counts without a tolerance are stable, because nodes create containers in the
-    /// background. After [`RELEASE_LIMIT`], returns the last counts even if they are not stable.
-    pub(crate) async fn read_steady(running: &RunningNodes) -> Result<Self, BenchError> {
-        let give_up = Instant::now() + RELEASE_LIMIT;
-        let mut last = Self::read(running)?;
-        loop {
-            tokio::time::sleep(COUNT_INTERVAL).await;
-            let now = Self::read(running)?;
-            let is_steady = last.compare_with(&now).iter().all(|count| count.slack > 0 || count.before == count.after);
-            if is_steady || Instant::now() >= give_up {
-                return Ok(now);
-            }
-            last = now;
+    /// Pairs the counts of each kind. `node` is the name of the node.
+    pub(super) fn compare_with(&self, after: &Self, node: &str) -> Vec<ResourceCount> {
+        let pairs = KINDS.into_iter().zip(self.0.into_iter().zip(after.0));
+        let count = |((of, slack), (before, after))| ResourceCount { node: node.to_owned(), of, before, after, slack };
+        pairs.map(count).collect()
+    }
+
+    /// Counts the resources of a node of this machine, in the order of [`KINDS`].
+    pub(super) fn of_node(node: &LocalNode) -> Self {
+        let servers: Vec<i32> = node.pid().into_iter().chain(node.pager_pids()).collect();
+        let sum = |of: fn(i32) -> u64, servers: &[i32]| servers.iter().map(|pid| of(*pid)).sum();
+        let (tables, memories) =
+            (distinct_processes(&servers, SharedResource::Files), distinct_processes(&servers, SharedResource::Memory));
+        let groups: Vec<_> = node.cgroups.iter().flat_map(|group| cgroup::subtree(group).unwrap_or_default()).collect();
+        let pids: BTreeSet<i32> =
+            groups.iter().flat_map(|group| cgroup::processes(group).unwrap_or_default()).collect();
+        let spaces: BTreeSet<String> = pids.iter().flat_map(|pid| namespace_links(*pid)).collect();
+        Self([
+            pids.len() as u64,
+            spaces.len() as u64,
+            groups.len() as u64,
+            count_mounts(node),
+            count_files_below(&node.run_dir),
+            sum(count_descriptors, &tables),
+            sum(|pid| thread_count(pid).unwrap_or_default() as u64, &servers),
+            sum(memory_kib, &memories),
+        ])
+    }
+}
+
+/// Returns one process of each group that shares `table`, so that nothing is counted twice. Tracers share the daemon's
+/// memory and files, the keeper its pager's files.
+fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
+    let mut distinct: Vec<i32> = Vec::new();
+    for pid in pids {
+        if !distinct.iter().any(|known| share_resource(*known, *pid, table).unwrap_or(false)) {
+            distinct.push(*pid);
         }
     }
+    distinct
+}
 
-    /// Counts again until there is no leak, or until the time limit is over. Returns the counts from before and after.
-    pub(crate) async fn wait_released(&self, running: &RunningNodes) -> Result<Vec<ResourceCount>, BenchError> {
-        let give_up = Instant::now() + RELEASE_LIMIT;
-        loop {
-            let counts = self.compare_with(&Self::read(running)?);
-            if !counts.iter().any(ResourceCount::is_leak) || Instant::now() >= give_up {
-                return Ok(counts);
-            }
-            tokio::time::sleep(COUNT_INTERVAL).await;
-        }
-    }
+fn count_descriptors(pid: i32) -> u64 {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64)
+}
 
-    /// Pairs the counts of each kind.
-    fn compare_with(&self, after: &Self) -> Vec<ResourceCount> {
-        let nodes = self.0.iter().zip(&after.0);
-        let pairs = nodes.flat_map(|((node, before), (_, after))| {
-            let counts = KINDS.into_iter().zip(before.iter().zip(after));
-            counts.map(move |((of, slack), (&before, &after))| ResourceCount {
-                node: node.clone(),
-                of,
-                before,
-                after,
-                slack,
-            })
-        });
-        pairs.collect()
-    }
+/// Counts the mounts in the daemon's mount namespace that its node has created. Other mounts of the machine may change.
+fn count_mounts(node: &LocalNode) -> u64 {
+    let table =
+        node.pid().and_then(|pid| fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()).unwrap_or_default();
+    let (run_dir, netns) = (node.run_dir.to_string_lossy(), format!("/{} ", node.netns));
+    table.lines().filter(|line| line.contains(&*run_dir) || line.contains(&netns)).count() as u64
+}
+
+/// Identifiers of a process's namespaces.
+fn namespace_links(pid: i32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/ns")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned())).collect()
+}
+
+/// Returns the resident memory of a process that is not backed by a file on disk.
+fn memory_kib(pid: i32) -> u64 {
+    let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
+    let of = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        ["RssAnon", "RssShmem"].contains(&name).then(|| value.trim().trim_end_matches(" kB").parse::<u64>().ok())?
+    };
+    status.lines().filter_map(of).sum::<u64>()
+}
+
+/// Counts files and directories, except logs, which grow, and the list of members, which appears with the first peer.
+fn count_files_below(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_excluded =
+        |path: &Path| path.extension().is_some_and(|extension| extension == "log") || path.ends_with("members.json");
+    let kept = entries.filter(|path| !is_excluded(path));
+    kept.map(|path| 1 + if path.is_dir() && !path.is_symlink() { count_files_below(&path) } else { 0 }).sum()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::ResourceCounts;
+    use super::{ResourceCounts, SharedResource};
 
     #[test]
     fn a_higher_count_is_a_leak() {
         let is_leak = |descriptors: [u64; 2]| {
-            let [before, after] =
-                descriptors.map(|count| ResourceCounts(vec![("n1".into(), [3, 0, 0, 0, 0, count, 0, 0])]));
-            let counts = before.compare_with(&after);
+            let [before, after] = descriptors.map(|count| ResourceCounts([3, 0, 0, 0, 0, count, 0, 0]));
+            let counts = before.compare_with(&after, "n1");
             assert!(counts.iter().all(|count| count.of == "descriptors" || !count.is_leak()));
             counts[5].is_leak()
         };
         assert_eq!([is_leak([3, 2]), is_leak([3, 7]), is_leak([3, 8])], [false, false, true]);
+    }
+
+    #[test]
+    fn sharing_processes_are_counted_once() {
+        let own = std::process::id().cast_signed();
+        let parent = std::os::unix::process::parent_id().cast_signed();
+        assert_eq!(super::distinct_processes(&[own, parent, own], SharedResource::Memory), [own, parent]);
+        let living = rustix::thread::gettid().as_raw_nonzero().get();
+        assert_eq!(super::distinct_processes(&[own, parent, living], SharedResource::Files), [own, parent]);
+    }
+
+    #[test]
+    fn this_process_has_memory_descriptors_and_namespaces() {
+        let pid = std::process::id().cast_signed();
+        assert!(
+            super::memory_kib(pid) > 0 && super::count_descriptors(pid) > 2 && super::namespace_links(pid).len() > 5
+        );
     }
 }

@@ -22,7 +22,7 @@ const WORKING_SET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct BenchCluster {
     client: NodeClient,
-    running: RunningNodes,
+    pub(crate) running: RunningNodes,
 }
 
 /// A seed, and the times of its prepare.
@@ -37,14 +37,15 @@ pub(crate) struct PreparedSeed {
     pub(crate) round_trip: Duration,
 }
 
-/// A child that has ended.
+/// A child, and the times of its start.
 #[derive(Debug)]
-pub(crate) struct EndedChild {
+pub(crate) struct BenchChild {
+    id: String,
     /// When the request for the child was sent, in ns since 1970.
     pub(crate) sent_unix_ns: i64,
     /// Time from the sent request to the received answer.
     pub(crate) round_trip: Duration,
-    /// The child's output.
+    /// The child's output; empty before its end.
     pub(crate) output: String,
     /// The phases of its start, with [`ForkOptions::profile`].
     pub(crate) phases: Vec<v1::Phase>,
@@ -61,25 +62,6 @@ pub(crate) struct ForkOptions<'a> {
     pub(crate) bind: Option<(&'a Path, &'a Path)>,
     /// Whether its node measures the phases of its start.
     pub(crate) profile: bool,
-}
-
-/// A child that has started.
-#[derive(Debug)]
-struct StartedChild {
-    id: String,
-    /// When the request was sent, in ns since 1970.
-    sent_unix_ns: i64,
-    /// Time from the sent request to the received answer.
-    round_trip: Duration,
-    /// The phases of its start, with [`ForkOptions::profile`].
-    phases: Vec<v1::Phase>,
-}
-
-impl StartedChild {
-    fn end(self, output: String) -> EndedChild {
-        let Self { sent_unix_ns, round_trip, phases, .. } = self;
-        EndedChild { sent_unix_ns, round_trip, output, phases }
-    }
 }
 
 /// A paused child that fetches all of its memory.
@@ -132,14 +114,6 @@ impl BenchCluster {
         self.nodes()[0].machine()
     }
 
-    pub(crate) fn running(&self) -> &RunningNodes {
-        &self.running
-    }
-
-    pub(crate) fn running_mut(&mut self) -> &mut RunningNodes {
-        &mut self.running
-    }
-
     /// Reconnects to the first node. Needed after this thread has driven a program for a long time. During that time, the
     /// thread answers no keep-alive probes, so the node closes the connection.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
@@ -176,7 +150,7 @@ impl BenchCluster {
         seed: &str,
         place: ChildPlace,
         payload: &str,
-    ) -> Result<EndedChild, BenchError> {
+    ) -> Result<BenchChild, BenchError> {
         // `first` uses no working set, so no sample profits from the pages that earlier children touched.
         self.fork_with(seed, place, payload, ForkOptions { strategy: "first", ..ForkOptions::default() }).await
     }
@@ -188,10 +162,9 @@ impl BenchCluster {
         place: ChildPlace,
         payload: &str,
         wanted: ForkOptions<'_>,
-    ) -> Result<EndedChild, BenchError> {
+    ) -> Result<BenchChild, BenchError> {
         let child = self.request_child(seed, place, payload, wanted).await?;
-        let output = self.wait_output(&child.id).await?;
-        Ok(child.end(output))
+        Ok(BenchChild { output: self.wait_output(&child.id).await?, ..child })
     }
 
     /// As `fork_with`. Also returns the node's details of the child at its end.
@@ -201,12 +174,12 @@ impl BenchCluster {
         place: ChildPlace,
         payload: &str,
         wanted: ForkOptions<'_>,
-    ) -> Result<(EndedChild, v1::ChildDetail), BenchError> {
+    ) -> Result<(BenchChild, v1::ChildDetail), BenchError> {
         let child = self.request_child(seed, place, payload, wanted).await?;
         let output = self.read_output(&child.id).await?;
         let detail = self.client.inspect_child(&child.id).await?;
         self.client.remove(&child.id).await?;
-        Ok((child.end(output), detail))
+        Ok((BenchChild { output, ..child }, detail))
     }
 
     /// Waits until the owner of a seed knows a working set whose size no longer changes. Returns after a time limit if
@@ -289,7 +262,7 @@ impl BenchCluster {
         place: ChildPlace,
         payload: &str,
         wanted: ForkOptions<'_>,
-    ) -> Result<StartedChild, BenchError> {
+    ) -> Result<BenchChild, BenchError> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let bind = wanted.bind.map(|(from, to)| v1::Bind { from: text(from), to: text(to) });
         let options = v1::ChildOptions {
@@ -310,7 +283,7 @@ impl BenchCluster {
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
         let (child, phases) = self.client.fork_one(request).await?;
         let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok(StartedChild { id: child.id, sent_unix_ns, round_trip: sent.elapsed(), phases })
+        Ok(BenchChild { id: child.id, sent_unix_ns, round_trip: sent.elapsed(), output: String::new(), phases })
     }
 
     fn node(&self, place: ChildPlace) -> &ClusterNode {

@@ -1,8 +1,5 @@
-//! `RunningNodes`: the nodes of a run, each on its machine, and what a run does to them: it connects to them, kills and stops
-//! their processes, cuts their links, and observes what they use and what they leave.
-//!
-//! The nodes are a local cluster: the only module that knows it is this one. `experiment/observer.rs` observes a node from
-//! the inside of its machine.
+//! `RunningNodes`: the nodes of a run, each on its machine. A run connects to them, kills and stops their processes, cuts
+//! their links, and observes them (`observer`). Only this module knows that they are a local cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,9 +8,9 @@ use farfork_api::failure::Failure;
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
 use serde::de::DeserializeOwned;
 
+use super::error_log::LogEnds;
+use super::leak_check::{ResourceCount, ResourceCounts};
 use super::node_client::NodeClient;
-use super::observer::logs::LogEnds;
-use super::observer::resources::KINDS;
 use super::observer::{self, NodeProcess, Observation, ObservedNode, ProcessMemory};
 use crate::error::BenchError;
 use crate::machine::Machine;
@@ -29,6 +26,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time limit for a killed daemon to end.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
+/// Time limit for a node to release resources that it keeps for some time: connections for half a minute, statistics,
+/// threads.
+const RELEASE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Time between two counts.
+const COUNT_INTERVAL: Duration = Duration::from_millis(500);
+
 /// Signal numbers for kill(2).
 pub(crate) const SIGKILL: i32 = 9;
 pub(crate) const SIGTERM: i32 = 15;
@@ -40,17 +44,13 @@ pub(crate) const SIGSTOP: i32 = 19;
 pub(crate) struct ClusterNode {
     pub(crate) name: String,
     machine: Box<dyn Machine>,
-    socket: PathBuf,
+    /// The socket of the node's API, for programs of its machine.
+    pub(crate) socket: PathBuf,
 }
 
 impl ClusterNode {
     pub(crate) fn machine(&self) -> &dyn Machine {
         self.machine.as_ref()
-    }
-
-    /// The socket of the node's API, for programs of its machine.
-    pub(crate) fn socket(&self) -> &Path {
-        &self.socket
     }
 
     /// Makes a new connection to the node's API.
@@ -132,14 +132,42 @@ impl RunningNodes {
         Ok(if is_up { local.restore_link(node) } else { local.cut_link(node) }?)
     }
 
-    /// Sends these signals in turn, each to all of these processes of a node. A node without a pager is left alone.
+    /// Sends these signals in turn, each to all of these processes of a node that run.
     pub(crate) fn signal(&self, node: usize, processes: &[NodeProcess], signals: &[i32]) -> Result<(), BenchError> {
         self.observe(node, Observation::Signal { processes: processes.to_vec(), signals: signals.to_vec() })
     }
 
-    /// Counts the resources of a node, in the order of [`KINDS`].
-    pub(crate) fn count_resources(&self, node: usize) -> Result<[u64; KINDS.len()], BenchError> {
-        self.observe(node, Observation::Resources)
+    /// Counts the resources of each node repeatedly until the counts without a tolerance are stable, because nodes create
+    /// containers in the background. After [`RELEASE_LIMIT`], returns the last counts even if they are not stable.
+    pub(crate) async fn count_steady_resources(&self) -> Result<Vec<ResourceCounts>, BenchError> {
+        let give_up = Instant::now() + RELEASE_LIMIT;
+        let mut last = self.count_resources()?;
+        loop {
+            tokio::time::sleep(COUNT_INTERVAL).await;
+            let now = self.count_resources()?;
+            if now.iter().zip(&last).all(|(now, last)| now.is_steady(last)) || Instant::now() >= give_up {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+
+    /// Counts again until there is no leak, or until the time limit is over. Returns the counts from before and after.
+    pub(crate) async fn wait_released(&self, before: &[ResourceCounts]) -> Result<Vec<ResourceCount>, BenchError> {
+        let give_up = Instant::now() + RELEASE_LIMIT;
+        loop {
+            let after = self.count_resources()?;
+            let pairs = self.nodes.iter().zip(before.iter().zip(&after));
+            let counts: Vec<_> = pairs.flat_map(|(node, (one, other))| one.compare_with(other, &node.name)).collect();
+            if !counts.iter().any(ResourceCount::is_leak) || Instant::now() >= give_up {
+                return Ok(counts);
+            }
+            tokio::time::sleep(COUNT_INTERVAL).await;
+        }
+    }
+
+    fn count_resources(&self) -> Result<Vec<ResourceCounts>, BenchError> {
+        (0..self.nodes.len()).map(|node| self.observe(node, Observation::Resources)).collect()
     }
 
     /// Observes a node from the inside of its machine.

@@ -68,7 +68,7 @@ impl PauseMethods {
     ) -> Result<Self, BenchError> {
         PAUSED_FORKS.install(cluster.machine())?;
         let parent = workload.start(cluster.machine(), function_options, root)?;
-        let expected = parent.expected().clone();
+        let expected = parent.expected.clone();
         // Make the seed first: it would include local forks of the parent.
         let mut farfork = WarmChildren::start(cluster, parent).await?;
         let (freezer, signals) = match (workload, farfork.function()) {

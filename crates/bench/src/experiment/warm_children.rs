@@ -62,18 +62,18 @@ struct PausedChild {
 impl WarmChildren {
     /// Makes the seed of the children. Takes over the parent.
     pub(super) async fn start(cluster: &mut BenchCluster, parent: WarmParent) -> Result<Self, BenchError> {
-        let directory = cluster.machine().scratch().join(format!("sockets-{}", parent.pid()));
+        let directory = cluster.machine().scratch().join(format!("sockets-{}", parent.program.pid()));
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
         std::fs::create_dir(&directory).map_err(failed)?;
         let listener = UnixListener::bind(directory.join("socket")).map_err(failed)?;
-        let seed = cluster.prepare(parent.pid()).await?.seed;
+        let seed = cluster.prepare(parent.program.pid()).await?.seed;
         let client = cluster.nodes()[0].connect().await?.client().clone();
         Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), next: 1 })
     }
 
     /// The parent's function, if it has one.
     pub(super) fn function(&mut self) -> Option<&mut FunctionParent> {
-        self.parent.function()
+        self.parent.program.function()
     }
 
     /// Starts the missing children. Each takes its first turn.
@@ -119,7 +119,7 @@ impl WarmChildren {
         let turns = future::try_join_all(all).await?.concat();
         let took = began.elapsed();
         self.next += (turns.len() * parallel) as u64;
-        self.parent.expected().check(&turns)?;
+        self.parent.expected.check(&turns)?;
         Ok((took, turns))
     }
 
@@ -152,7 +152,7 @@ impl WarmChildren {
         let turns = ended.map(|turns| turns.expect("a turn does not panic")).collect::<Result<Vec<_>, BenchError>>()?;
         let (took, turns) = (began.elapsed(), turns.concat());
         self.next += (turns.len() * parallel) as u64;
-        self.parent.expected().check(&turns)?;
+        self.parent.expected.check(&turns)?;
         Ok((took, turns))
     }
 

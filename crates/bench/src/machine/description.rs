@@ -49,7 +49,9 @@ impl MachineDescription {
     /// This machine.
     pub(crate) fn detect() -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-        let processor = value_of_line("/proc/cpuinfo", "model name").unwrap_or_default();
+        let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let processor = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+        let processor = processor.trim_start_matches(['\t', ' ', ':']).trim().to_owned();
         Self { kernel, processor, processors: processor_count(), memory_mib: read_memory().total_bytes >> 20 }
     }
 
@@ -76,7 +78,9 @@ pub(crate) struct MachineState {
 impl MachineState {
     /// The current state of this machine.
     pub(crate) fn detect() -> Self {
-        Self { machine: MachineDescription::detect(), load_average: load_average() }
+        let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load_average = text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN);
+        Self { machine: MachineDescription::detect(), load_average }
     }
 }
 
@@ -97,21 +101,9 @@ pub(crate) fn require_memory(mib: u64, needed_mib: u64, option: &'static str) ->
     Ok(())
 }
 
-/// Load average over one minute.
-fn load_average() -> f64 {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
-}
-
 /// Reads the total and the available memory; zeroes if the kernel does not report them.
 fn read_memory() -> SystemMemory {
     SystemMemory::read().unwrap_or(SystemMemory { total_bytes: 0, available_bytes: 0 })
-}
-
-fn value_of_line(path: &str, name: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    Some(line.trim_start_matches(['\t', ' ', ':']).trim().to_owned())
 }
 
 #[cfg(test)]

@@ -1,49 +1,45 @@
-//! `Machine`: the interface by which experiments use the machines of a run, and nothing else.
-//!
-//! A run has a coordinator, which is this program, and machines: one per node of a cluster, or a server and its clients.
-//! Programs run on machines, use the files of their machine, and reach other machines by their addresses. The coordinator
-//! reads their output, and writes to their input. It opens no file and no socket of a machine.
-//!
-//! ```text
-//!                     machine `server`                    machine `client1`
-//!  coordinator ──┬──▶ program, address() ◀── network ──── program ◀──┐
-//!                │    scratch()                           scratch()  │
-//!                └── command(): input, output, exit status ──────────┘
-//! ```
-//!
-//! A path, a process id and an address belong to a machine. An experiment passes them to programs of that machine, and
-//! to the API of the node there. A machine needs only a way to run a program there. The rest follows from it: files are
-//! written and read by programs such as install(1), and hidden commands of `farfork bench` observe a machine from the inside
-//! (`experiment/observer.rs`).
-//!
-//! | module | contents |
-//! |---|---|
-//! | `program` | a running program: its lines, its input, its end |
-//! | `connection` | a server program and its clients |
-//! | `namespace` | the only kind of machine: a network namespace of the coordinator's machine |
-//! | `description` | the hardware that the figures depend on |
+//! `Machine`: the interface by which experiments use the machines of a run. `program` has running programs, `namespace` the
+//! only kind of machine at present, and `description` the hardware that figures depend on.
 
-pub(crate) mod connection;
 pub(crate) mod description;
 pub(crate) mod namespace;
 pub(crate) mod program;
 
+use std::env;
 use std::fmt::Debug;
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use anyhow::Context as _;
+use farfork_api::failure::Failure;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tonic::Code;
 
 use self::program::RunningProgram;
-use crate::end_with_parent;
 use crate::error::BenchError;
 
-/// A machine of a run. A `Command` that a method receives describes a program of that machine: its arguments, environment
-/// and directory. Nothing else of it is used.
+/// A machine of a run. It belongs to a node, to a server, or to a client of the server.
+///
+/// ```text
+///                     machine `server`                    machine `client1`
+///  coordinator ──┬──▶ program, address() ◀── network ──── program ◀──┐
+///                │    scratch()                           scratch()  │
+///                └── command(): input, output, exit status ──────────┘
+/// ```
+///
+/// The coordinator is this program. It reads the output of programs, and writes to their input. It opens no file and no socket
+/// of a machine. A path, a process id and an address belong to a machine: an experiment passes them to programs of that
+/// machine, and to the API of its node.
+///
+/// A machine needs only a way to run a program there. The rest follows from it: install(1) writes files, cat(1) reads them,
+/// and processes of the benchmark observe a machine from the inside (`experiment/observer.rs`).
+///
+/// A `Command` that a method receives describes a program: its arguments, environment and directory. Nothing else of it is
+/// used.
 pub(crate) trait Machine: Debug {
     /// Returns the command of the coordinator that runs a program on this machine. Input, output and exit status of the
     /// command are those of the program. The end of the command ends the program.
@@ -57,6 +53,16 @@ pub(crate) trait Machine: Debug {
 
     /// The program `farfork` on this machine.
     fn farfork(&self) -> &Path;
+}
+
+/// Makes a command of which `program` is the last arguments. It has the environment and the directory of `program`, by
+/// default `/`.
+pub(crate) fn prefix_command(prefix: &[&str], program: &Command) -> Command {
+    let mut command = Command::new(prefix[0]);
+    command.args(&prefix[1..]).arg(program.get_program()).args(program.get_args());
+    command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.current_dir(program.get_current_dir().unwrap_or("/".as_ref()));
+    command
 }
 
 impl dyn Machine + '_ {
@@ -80,7 +86,7 @@ impl dyn Machine + '_ {
     ) -> Result<RunningProgram, BenchError> {
         let mut command = self.process_command(work);
         // The process may wait for a node that no longer exists, so the end of its input does not end it.
-        end_with_parent::request(&mut command);
+        program::request_end_with_parent(&mut command);
         let mut program = self.start(name, &command)?;
         // An error means that the process has ended. Its status, which the next answer reports, explains more.
         let _ = program.send_text(&format!("{}\n", json!(specification)));
@@ -148,4 +154,21 @@ impl dyn Machine + '_ {
             Err(cause) => Err(BenchError::File { path, cause }),
         }
     }
+}
+
+/// The path of the program `farfork` of this machine, whose nodes and commands the benchmarks measure: it is next to
+/// `farfork-bench`.
+///
+/// # Errors
+/// It does not exist.
+pub(crate) fn find_farfork() -> anyhow::Result<PathBuf> {
+    let path = env::current_exe().context("readlink of /proc/self/exe")?.with_file_name("farfork");
+    if path.exists() {
+        return Ok(path);
+    }
+    let cause = format!("there is no {}, which the benchmarks measure", path.display());
+    let failure = Failure::new(Code::NotFound, "program farfork", cause);
+    Err(failure
+        .with_next_step("build it with `cargo build --release --bin farfork`, or install it with `make install`")
+        .into())
 }

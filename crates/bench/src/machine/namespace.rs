@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 
-use super::Machine;
+use super::{Machine, prefix_command};
 use crate::error::BenchError;
 
 /// The directory of the namespaces that have names; see ip-netns(8).
@@ -112,12 +112,8 @@ impl NamespaceMachine {
 impl Machine for NamespaceMachine {
     fn command(&self, program: &Command) -> Command {
         // nsenter(1) without a namespace only executes the program.
-        let mut command = Command::new("nsenter");
-        command.args(self.network.as_ref().map(|network| format!("--net={}", network.display()))).arg("--");
-        command.arg(program.get_program()).args(program.get_args());
-        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        command.current_dir(program.get_current_dir().unwrap_or("/".as_ref()));
-        command
+        let network = self.network.as_ref().map(|network| format!("--net={}", network.display()));
+        prefix_command(&["nsenter", network.as_deref().unwrap_or("--no-fork"), "--"], program)
     }
 
     fn address(&self) -> IpAddr {

@@ -1,16 +1,22 @@
-//! `RunningProgram`: a program on a machine, and `EmbeddedProgram`: a C++ program that this program installs there. A command
-//! to a program is one letter or a line, its answer is one line. `workload` and `baseline` define commands and answers.
+//! `RunningProgram`: a program on a machine, `EmbeddedProgram`: a C++ program that this program installs there, and
+//! `ConnectedPrograms`: a server and its clients. A command to a program is one letter or a line, its answer is one line.
+//! `workload` and `baseline` define commands and answers.
 
+use std::env;
 use std::ffi::OsStr;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use super::Machine;
-use crate::error::BenchError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open, set_parent_process_death_signal,
+};
+
+use super::{Machine, prefix_command};
+use crate::error::BenchError;
 
 /// Time limit for a program to end after it has closed its output.
 const END_LIMIT: Duration = Duration::from_millis(500);
@@ -65,13 +71,7 @@ impl RunningProgram {
     /// benchmark, which ends its programs itself. Also, CRIU clones only whole sessions. The first line of the output is the
     /// process id, which a shell prints before it executes the program.
     pub(super) fn start(machine: &dyn Machine, name: &'static str, program: &Command) -> Result<Self, BenchError> {
-        let mut command = Command::new("setsid");
-        command
-            .args(["sh", "-c", "echo pid $$ && exec \"$@\"", "sh"])
-            .arg(program.get_program())
-            .args(program.get_args());
-        command.current_dir(program.get_current_dir().unwrap_or("/".as_ref()));
-        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let command = prefix_command(&["setsid", "sh", "-c", "echo pid $$ && exec \"$@\"", "sh"], program);
         let mut process = machine
             .command(&command)
             .stdin(Stdio::piped())
@@ -206,6 +206,37 @@ impl Drop for RunningProgram {
     }
 }
 
+/// A server and its clients. They are killed when this value is dropped.
+#[derive(Debug)]
+pub(crate) struct ConnectedPrograms {
+    pub(crate) clients: Vec<RunningProgram>,
+    pub(crate) server: RunningProgram,
+}
+
+impl ConnectedPrograms {
+    /// Waits until a server program, which runs on the machine `on`, prints `listening PORT`. Then starts a client on each of
+    /// the machines `clients`, and waits until each prints `ready`.
+    ///
+    /// # Errors
+    /// A program cannot be started, or prints something else.
+    pub(crate) fn start<'a>(
+        on: &dyn Machine,
+        mut server: RunningProgram,
+        clients: impl IntoIterator<Item = &'a dyn Machine>,
+        start_client: impl Fn(&dyn Machine, SocketAddr) -> Result<RunningProgram, BenchError>,
+    ) -> Result<Self, BenchError> {
+        let [port] = server.read_answer("listening")?;
+        let to = SocketAddr::new(on.address(), port as u16);
+        let clients = clients.into_iter().map(|machine| start_client(machine, to)?.ready());
+        Ok(Self { clients: clients.collect::<Result<_, _>>()?, server })
+    }
+
+    /// Makes all clients begin at the same time.
+    pub(crate) fn begin(&mut self) -> Result<(), BenchError> {
+        self.clients.iter_mut().try_for_each(|client| client.send_message(b'g'))
+    }
+}
+
 /// Reads the specification of a hidden command from standard input: a line of JSON. It may be longer than an argument can
 /// be (execve(2): 128 KiB), because it may contain the payload of a function.
 ///
@@ -215,6 +246,28 @@ pub(crate) fn read_specification() -> io::Result<String> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
     Ok(line)
+}
+
+/// The process id of the process of this program that has started this one.
+const PARENT: &str = "FARFORK_BENCH_PARENT";
+
+/// Makes a command of this program end with this process, even if SIGKILL ends it. Call it in a thread that runs until the
+/// command has ended: the kernel sends the signal when that thread ends.
+pub(crate) fn request_end_with_parent(command: &mut Command) {
+    command.env(PARENT, std::process::id().to_string());
+}
+
+/// Makes this process get SIGTERM when its parent ends, if the parent has requested that. Other programs inherit the
+/// variable too, but the process that it names is not their parent.
+///
+/// # Errors
+/// prctl(2) fails.
+pub(crate) fn end_with_parent() -> io::Result<()> {
+    let parent = env::var(PARENT).ok().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+    if parent.is_none() || getppid() != parent {
+        return Ok(());
+    }
+    Ok(set_parent_process_death_signal(Some(Signal::TERM))?)
 }
 
 /// Parses the numbers of a line that a program has printed.

@@ -17,7 +17,7 @@ use super::results::{RunResults, follow};
 use super::run::PlanRun;
 use super::validation::PlanOverrides;
 use crate::GlobalArgs;
-use crate::program_path;
+use crate::machine;
 
 /// The plan, and options that replace its values.
 #[derive(Args)]
@@ -85,7 +85,7 @@ impl RunPlan {
             output::print_report(global.json, || check_document(&plan), || check_text(&plan));
             return Ok(ExitCode::SUCCESS);
         }
-        let farfork = program_path::farfork()?;
+        let farfork = machine::find_farfork()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let results = RunResults::create(&plan.results, !global.json).map_err(failure)?;
         let hosts = plan.hosts();
@@ -131,7 +131,7 @@ pub(crate) struct CleanPlan {
 impl CleanPlan {
     pub(crate) fn run(&self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let plan = self.plan.read()?;
-        let farfork = program_path::farfork()?;
+        let farfork = machine::find_farfork()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let results = RunResults::create(&plan.results, !global.json).map_err(failure)?;
         let cleaned = runtime.block_on(async {

@@ -91,7 +91,8 @@ fn remove_groups(is_wanted: impl Fn(i32) -> bool) {
     }
 }
 
-fn remove_group(group: &Path) -> io::Result<()> {
+/// Kills all processes in a control group, and removes it.
+pub(crate) fn remove_group(group: &Path) -> io::Result<()> {
     // Linux before 5.14 lacks `cgroup.kill`, so an error is ignored.
     let _ = fs::write(group.join("cgroup.kill"), "1");
     cgroup::subtree(group)?.iter().try_for_each(|group| cgroup::remove(group, GROUP_REMOVE_LIMIT))

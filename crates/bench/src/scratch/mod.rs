@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 use crate::error::BenchError;
 
+pub(crate) use leftovers::remove_group;
 pub(crate) use remover::run_remover;
 
 /// The usual parent of scratch directories. It is on the file system of the default run directory, because the file system

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{IntervalRates, REFERENCE_NOTE, until_interrupt, verdict, with_verdict};
 use crate::error::BenchError;
 use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad};
-use crate::experiment::leak_check::{ResourceCount, ResourceCounts};
+use crate::experiment::leak_check::ResourceCount;
 use crate::experiment::local_cluster::BenchCluster;
 use crate::options::{EncryptionOption, FunctionCallArgs, NodeOptions, count, parse_seconds, size};
 use crate::reference::PUBLISHED_FIGURES;
@@ -24,7 +24,7 @@ use crate::samples::Spread;
 use crate::workload::fork_workload::ForkWorkload;
 use crate::workload::functions::failures::FunctionFailures;
 use crate::workload::functions::{FunctionOptions, FunctionSource};
-use crate::{GlobalArgs, program_path};
+use crate::{GlobalArgs, machine};
 
 /// The sizes of MITOSIS's published stress tests: ten machines with twelve clients each, and the machine of the parent.
 const DOCUMENT_NODES: usize = 11;
@@ -199,7 +199,7 @@ impl StressForkOutcome {
 /// A run cannot be started for a reason other than its function, or no run was started: the error of the first.
 fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) -> anyhow::Result<ExitCode> {
     privilege::require_root("it traces a process, and makes namespaces and control groups")?;
-    let farfork = program_path::farfork()?;
+    let farfork = machine::find_farfork()?;
     let interruption = InterruptFlag::watch()?;
     let mut show = |outcome: &StressForkOutcome| {
         if !global.json {
@@ -280,29 +280,29 @@ async fn stress_fork(
     let (encrypted, arguments) = (plan.load.encryption.encrypted, plan.load.node_options.arguments());
     let mut cluster = BenchCluster::start_nodes(farfork, plan.load.nodes, encrypted, &arguments).await?;
     let parent = plan.workload.start(cluster.machine(), &plan.function_options)?;
-    let seed = cluster.prepare(parent.pid()).await?.seed;
+    let seed = cluster.prepare(parent.program.pid()).await?.seed;
     let load = ForkLoad {
         nodes: &cluster.nodes()[plan.parent_nodes..],
         clients_per_node: plan.load.clients,
         seed: &seed,
-        task: parent.task(),
+        task: &parent.task,
         strategy: &plan.load.strategy,
         seconds: plan.load.seconds,
     };
     load.warm_up().await?;
-    let before = ResourceCounts::read_steady(cluster.running()).await?;
-    let ends = cluster.running().log_ends()?;
+    let before = cluster.running.count_steady_resources().await?;
+    let ends = cluster.running.log_ends()?;
     let mut outcome = StressForkOutcome::default();
     match run_load(&load, &mut outcome, show) {
         Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
         Err(failure) => outcome.faults.push(format!("a client: {failure}")),
         Ok(()) => {}
     }
-    outcome.counts = before.wait_released(cluster.running()).await?;
+    outcome.counts = cluster.running.wait_released(&before).await?;
     // A daemon may have ended during the run, which is a failure of the run.
     let dropped = drop_seed(&mut cluster, &seed).await;
     outcome.faults.extend(dropped.err().map(|failure| format!("after the clients: {failure}")));
-    outcome.faults.extend(cluster.running().find_errors(ends)?);
+    outcome.faults.extend(cluster.running.find_errors(ends)?);
     drop(parent);
     let leftovers = cluster.stop().unwrap_or_else(|failure| vec![failure.to_string()]);
     judge_outcome(plan, &mut outcome);

@@ -17,7 +17,7 @@ use crate::error::BenchError;
 use crate::experiment::testbed::Testbed;
 use crate::options::{count, parse_seconds};
 use crate::report::section::ReportSection;
-use crate::{GlobalArgs, program_path};
+use crate::{GlobalArgs, machine};
 
 /// The default case: few enough nodes and threads for a small machine.
 const DEFAULT_CASE: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::SINGLE_CONNECTION };
@@ -84,7 +84,7 @@ impl StressRpc {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let times = RpcTimes::new(self.seconds, self.server_seconds, SERVER_EXTRA_SECONDS, self.report_interval);
         privilege::require_root("it makes network namespaces")?;
-        let farfork = program_path::farfork()?;
+        let farfork = machine::find_farfork()?;
         let case =
             self.load.to_case(&RpcCase { clients: self.clients.unwrap_or(DEFAULT_CASE.clients), ..DEFAULT_CASE });
         let interruption = InterruptFlag::watch()?;

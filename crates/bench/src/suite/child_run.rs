@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::end_with_parent;
 use crate::error::BenchError;
+use crate::machine::program::request_end_with_parent;
 
 /// Interval at which the process is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -39,7 +39,7 @@ impl ChildRun {
         let fail = |cause| BenchError::Program { program: "farfork-bench", cause };
         let mut command = Command::new(program);
         let command = command.args(arguments).current_dir(directory).stdin(Stdio::null()).stdout(Stdio::piped());
-        end_with_parent::request(command);
+        request_end_with_parent(command);
         let mut process = command.spawn().map_err(fail)?;
         let mut stdout = process.stdout.take().expect("a pipe");
         let output = thread::spawn(move || {

@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::child_task::ChildTask;
 use super::functions::{FunctionOptions, FunctionParent, FunctionSource};
-use super::parent::ParentProgram;
 use super::sparse::SPARSE;
+use super::{ParentProgram, start_parent};
 use crate::error::BenchError;
 use crate::machine::Machine;
 
@@ -31,17 +31,11 @@ pub(crate) enum ForkWorkload {
 /// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct WorkloadParent {
-    pid: u32,
-    resident_kib: u64,
-    task: ChildTask,
-    program: WorkloadProgram,
-}
-
-/// The program of a running parent. It is killed when this value is dropped.
-#[derive(Debug)]
-enum WorkloadProgram {
-    Sparse(#[expect(dead_code, reason = "it ends the program when it is dropped")] ParentProgram),
-    Function(Box<FunctionParent>),
+    /// The parent's resident memory, in KiB.
+    pub(crate) resident_kib: u64,
+    /// The task of the parent's children.
+    pub(crate) task: ChildTask,
+    pub(crate) program: ParentProgram,
 }
 
 impl ForkWorkload {
@@ -66,48 +60,21 @@ impl ForkWorkload {
         match self {
             Self::Sparse { mib } => {
                 SPARSE.install(machine)?;
-                let parent = ParentProgram::start(machine, &SPARSE, *mib)?;
+                let parent = start_parent(&SPARSE, machine, *mib, None)?;
                 Ok(WorkloadParent {
-                    pid: parent.pid(),
                     resident_kib: mib * 1024,
                     task: ChildTask::Sparse { mib: *mib },
-                    program: WorkloadProgram::Sparse(parent),
+                    program: ParentProgram::Cpp(parent),
                 })
             }
             Self::Function { source, payload } => {
                 let parent = FunctionParent::start(source, options, machine, payload, None)?;
                 Ok(WorkloadParent {
-                    pid: parent.pid(),
                     resident_kib: parent.resident_kib.unsigned_abs(),
                     task: parent.task(payload),
-                    program: WorkloadProgram::Function(Box::new(parent)),
+                    program: ParentProgram::Function(Box::new(parent)),
                 })
             }
-        }
-    }
-}
-
-impl WorkloadParent {
-    /// The process id of the parent.
-    pub(crate) fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// The parent's resident memory, in KiB.
-    pub(crate) fn resident_kib(&self) -> u64 {
-        self.resident_kib
-    }
-
-    /// The task of the parent's children.
-    pub(crate) fn task(&self) -> &ChildTask {
-        &self.task
-    }
-
-    /// The parent's function, if it has one.
-    pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
-        match &mut self.program {
-            WorkloadProgram::Sparse(_) => None,
-            WorkloadProgram::Function(function) => Some(function),
         }
     }
 }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::functions::{FunctionOptions, FunctionSource};
 use crate::error::BenchError;
-use crate::machine::Machine;
+use crate::machine::{Machine, prefix_command};
 
 /// The directories of the kernel's file systems, which `farfork run --root` needs.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -67,10 +67,8 @@ impl ParentRoot {
 
     /// Makes a command start its program in the root.
     pub(crate) fn wrap(&self, command: &Command) -> Command {
-        let mut wrapped = Command::new(&self.farfork);
-        wrapped.args(["run", "--root"]).arg(&self.point).arg("--").arg(command.get_program()).args(command.get_args());
-        wrapped.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        wrapped
+        let [farfork, root] = [&self.farfork, &self.point].map(|path| path.to_string_lossy());
+        prefix_command(&[&farfork, "run", "--root", &root, "--"], command)
     }
 
     fn mount_files(&self, files: &MountedFiles) -> io::Result<()> {

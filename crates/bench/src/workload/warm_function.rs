@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::functions::{FunctionOptions, FunctionParent, FunctionSource, function_failure};
-use super::parent::ParentProgram;
 use super::parent_root::ParentRoot;
+use super::{ParentProgram, start_parent};
 use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::machine::program::EmbeddedProgram;
@@ -39,15 +39,9 @@ pub(crate) enum WarmWorkload {
 /// A running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct WarmParent {
-    program: WarmProgram,
-    expected: ExpectedValue,
-}
-
-/// The program of a parent.
-#[derive(Debug)]
-enum WarmProgram {
-    Steps(ParentProgram),
-    Function(Box<FunctionParent>),
+    pub(crate) program: ParentProgram,
+    /// How the values of the parent's children are checked.
+    pub(crate) expected: ExpectedValue,
 }
 
 /// How a child's value is checked.
@@ -90,41 +84,20 @@ impl WarmWorkload {
         match self {
             Self::Steps { steps, mib } => {
                 WARM_FUNCTION.install(machine)?;
-                let parent = ParentProgram::start_in(root, machine, &WARM_FUNCTION, *mib)?;
-                Ok(WarmParent { program: WarmProgram::Steps(parent), expected: ExpectedValue::Steps(*steps) })
+                let parent = start_parent(&WARM_FUNCTION, machine, *mib, root)?;
+                Ok(WarmParent { program: ParentProgram::Cpp(parent), expected: ExpectedValue::Steps(*steps) })
             }
             Self::Function { source, payload } => {
                 let parent = FunctionParent::start(source, options, machine, payload, root)?;
                 let expected =
                     ExpectedValue::Digest { function: source.to_string(), digest: parent.digest().cast_unsigned() };
-                Ok(WarmParent { program: WarmProgram::Function(Box::new(parent)), expected })
+                Ok(WarmParent { program: ParentProgram::Function(Box::new(parent)), expected })
             }
         }
     }
 }
 
 impl WarmParent {
-    /// The process id of the parent.
-    pub(crate) fn pid(&self) -> u32 {
-        match &self.program {
-            WarmProgram::Steps(parent) => parent.pid(),
-            WarmProgram::Function(parent) => parent.pid(),
-        }
-    }
-
-    /// How the values of the parent's children are checked.
-    pub(crate) fn expected(&self) -> &ExpectedValue {
-        &self.expected
-    }
-
-    /// The parent's function, if it has one.
-    pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
-        match &mut self.program {
-            WarmProgram::Steps(_) => None,
-            WarmProgram::Function(parent) => Some(parent),
-        }
-    }
-
     /// The payload of a child that connects to a socket, and first writes its index to the socket.
     pub(crate) fn payload(&self, index: usize, socket: &Path) -> String {
         match &self.expected {

@@ -3,7 +3,6 @@
 //! The clone has its parent's process id, so it runs in a new pid namespace on its parent's node. Its images are files
 //! in memory.
 
-pub(crate) mod error;
 mod process;
 
 use std::fs;
@@ -26,6 +25,31 @@ const CAP_SYS_RESOURCE: u32 = 24;
 // lazy    dump (all but memory) ─▶ page server; the parent is stopped until the last page is sent
 //                                    ▲ TCP on the loopback
 //                                  lazy-pages ◀─ userfaultfd ─ restore ─▶ the clone runs
+
+/// Why CRIU cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CriuError {
+    /// CRIU is not installed.
+    #[error("criu is not installed: on Debian, `apt-get install criu`, as root")]
+    Missing,
+    /// CRIU does not work with this kernel.
+    #[error(
+        "criu does not work here, says `criu check`: {output}; a newer one may (Linux 6.13 and later need CRIU 4.1, which \
+         Debian 13 has): put its directory first in PATH"
+    )]
+    Unusable {
+        /// The output of `criu check`.
+        output: String,
+    },
+    /// A command of CRIU failed.
+    #[error("criu {command}: {output}")]
+    Command {
+        /// `dump`, `restore` …
+        command: &'static str,
+        /// The first error of the command's log.
+        output: String,
+    },
+}
 
 /// How the clone gets its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::process::Child;
 use tokio::time::timeout;
 
-use super::error::CriuError;
+use super::CriuError;
 use crate::error::BenchError;
 use crate::machine::Machine;
 

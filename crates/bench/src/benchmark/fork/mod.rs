@@ -353,7 +353,7 @@ impl<'a> ForkRun<'a> {
 
     fn start_micro(&self, mib: u64) -> Result<Micro, BenchError> {
         let node = &self.cluster.nodes()[0];
-        Micro::start(node.machine(), mib, self.plan.micro_options(), PAYLOAD_PATH.as_ref(), Some(node.socket()))
+        Micro::start(node.machine(), mib, self.plan.micro_options(), PAYLOAD_PATH.as_ref(), Some(&node.socket))
     }
 
     async fn finish(&mut self, fork_subject: Option<ForkSubject>) -> Result<(), BenchError> {

@@ -10,7 +10,7 @@ use super::{
 use crate::baseline::criu::{self, CriuMode};
 use crate::baseline::link_copy::{self, LinkCopy};
 use crate::error::BenchError;
-use crate::experiment::local_cluster::{EndedChild, ForkOptions};
+use crate::experiment::local_cluster::{BenchChild, ForkOptions};
 use crate::figure::{ChildPlace, Figure, IDLE, Pace};
 use crate::workload::micro::{ChildReport, PAYLOAD_STAMP, PAYLOAD_TOUCH, ns_to_ms};
 
@@ -113,7 +113,7 @@ impl ForkRun<'_> {
         fork_subject: &ForkSubject,
         place: ChildPlace,
         pace: Pace,
-    ) -> Result<EndedChild, BenchError> {
+    ) -> Result<BenchChild, BenchError> {
         let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;
         sleep_before(pace).await;
         let child = match self.plan.resume_case().has_zygotes() {
@@ -147,7 +147,7 @@ impl ForkRun<'_> {
         Ok(seed)
     }
 
-    fn add_resume(&mut self, case: &ForkCase, figure: Figure, child: &EndedChild) -> Result<(), BenchError> {
+    fn add_resume(&mut self, case: &ForkCase, figure: Figure, child: &BenchChild) -> Result<(), BenchError> {
         let report = ChildReport::parse(&child.output)?;
         self.samples.add(case, figure, ns_to_ms(report.first_unix_ns - child.sent_unix_ns))?;
         if figure == RESUME {

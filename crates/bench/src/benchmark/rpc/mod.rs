@@ -15,8 +15,7 @@ use crate::error::BenchError;
 use crate::experiment::testbed::{ConnectionSecurity, Testbed, start_endpoint};
 use crate::figure::Figure;
 use crate::machine::Machine;
-use crate::machine::connection::ConnectedPrograms;
-use crate::machine::program::RunningProgram;
+use crate::machine::program::{ConnectedPrograms, RunningProgram};
 use crate::options::{SamplesOption, count, parse_seconds};
 use crate::samples::FigureSamples;
 

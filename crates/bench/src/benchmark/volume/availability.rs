@@ -150,7 +150,7 @@ fn begin_fault(
     kind: FaultKind,
     wait: impl FnOnce() -> Result<(), BenchError>,
 ) -> Result<(), BenchError> {
-    let send = |process, signal| testbed.cluster().running().signal(node, &[process], &[signal]);
+    let send = |process, signal| testbed.cluster().running.signal(node, &[process], &[signal]);
     match kind {
         FaultKind::WorkerStopped => {
             send(NodeProcess::VolumeWorker, SIGSTOP)?;
@@ -162,9 +162,9 @@ fn begin_fault(
         FaultKind::WorkerKilled => send(NodeProcess::VolumeWorker, SIGKILL)?,
         FaultKind::OffloadKilled => send(NodeProcess::VolumeOffload, SIGKILL)?,
         FaultKind::NodeKilled => {
-            testbed.cluster().running().kill_daemon(node)?;
+            testbed.cluster().running.kill_daemon(node)?;
             let waited = wait();
-            testbed.cluster_mut().running_mut().restart_daemon(node)?;
+            testbed.cluster_mut().running.restart_daemon(node)?;
             waited?;
         }
     }

@@ -183,7 +183,7 @@ impl StorageTestbed {
         let nodes: Vec<&str> = cluster.nodes().iter().map(|node| node.name.as_str()).collect();
         let (replicas, log) = (nodes.join(","), format!("{}MiB", self.log_mib));
         let node = &cluster.nodes()[0];
-        let socket = node.socket().to_owned();
+        let socket = node.socket.clone();
         self.run_farfork(&socket, &["create", VOLUME, "--replicas", &replicas, "--log-size", &log])?;
         self.run_farfork(&socket, &["mount", VOLUME, &storage.directory.to_string_lossy()])?;
         storage.socket = Some(socket);

@@ -50,13 +50,13 @@ impl SoakRound<'_> {
             v1::ChildOptions { memory_bytes_max: fan.memory_mib.unwrap_or(0) << 20, ..v1::ChildOptions::default() };
         let request = v1::ForkRequest {
             seed: seed.to_owned(),
-            nodes: self.cluster.nodes().iter().map(|node| node.name.clone()).collect(),
+            nodes: self.nodes.nodes().iter().map(|node| node.name.clone()).collect(),
             count: u32::try_from(fan.count).unwrap_or(u32::MAX),
             payloads: payloads.map(String::into_bytes).collect(),
             options: Some(options),
             ..Default::default()
         };
-        let mut client = self.cluster.client(owner).await?;
+        let mut client = self.client(owner).await?;
         let (mut stream, mut outcomes) = (client.fork(request).await?, Vec::new());
         while let Some(outcome) = stream.message().await.map_err(request_failure(seed))? {
             outcomes.push(started_child(outcome.result, seed));
@@ -66,8 +66,7 @@ impl SoakRound<'_> {
 
     fn to_soak_child(&self, child: v1::Child, fan: &FanoutScript) -> Result<SoakChild, Failure> {
         let strange = || Failure::new(tonic::Code::Internal, &child.id, "its node is not part of this run");
-        let node = self.cluster.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
-        let (id, pid, is_limited) = (child.id, child.pid, fan.memory_mib.is_some());
-        Ok(SoakChild { id, node, pid, is_killed: false, runs_until_stop: false, has_memory_limit: is_limited })
+        let node = self.nodes.nodes().iter().position(|node| node.name == child.node).ok_or_else(strange)?;
+        Ok(SoakChild { has_memory_limit: fan.memory_mib.is_some(), ..SoakChild::new(child, node) })
     }
 }

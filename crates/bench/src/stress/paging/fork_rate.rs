@@ -7,14 +7,14 @@ use std::time::Instant;
 use farfork_api::v1;
 use serde::Serialize;
 
-use super::cluster::SoakCluster;
 use crate::baseline::local_fanout::{ChildNetwork, LocalFanout, NAMESPACE_SETS};
 use crate::error::BenchError;
 use crate::experiment::fanout_client::FanoutClient;
+use crate::experiment::nodes::RunningNodes;
 use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;
-use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
+use crate::workload::start_parent;
 
 /// Number of children per fan-out, and of fan-outs per measurement. The median of the fan-outs counts.
 const CHILDREN: u64 = 24;
@@ -49,10 +49,10 @@ impl ForkRate {
 
 /// Measures before the first round. Returns the median of some measurements, or one measurement if the rate is not
 /// judged.
-pub(super) async fn measure_first(soak_cluster: &SoakCluster, is_judged: bool) -> Result<ForkRate, BenchError> {
+pub(super) async fn measure_first(nodes: &RunningNodes, is_judged: bool) -> Result<ForkRate, BenchError> {
     let mut rates = Vec::new();
     for _ in 0..if is_judged { FIRST_MEASUREMENTS } else { 1 } {
-        rates.push(measure(soak_cluster).await?);
+        rates.push(measure(nodes).await?);
     }
     rates.sort_by(|one, other| one.of_floor.total_cmp(&other.of_floor));
     Ok(rates[rates.len() / 2])
@@ -61,13 +61,13 @@ pub(super) async fn measure_first(soak_cluster: &SoakCluster, is_judged: bool) -
 /// Measures after the last round until the rate is not slower than `before`, up to [`LAST_MEASUREMENTS_MAX`] times.
 /// Returns the measurement with the highest `of_floor` if all are slower. Measures once if the rate is not judged.
 pub(super) async fn measure_last(
-    soak_cluster: &SoakCluster,
+    nodes: &RunningNodes,
     before: &ForkRate,
     is_judged: bool,
 ) -> Result<ForkRate, BenchError> {
     let mut best = ForkRate::default();
     for _ in 0..if is_judged { LAST_MEASUREMENTS_MAX } else { 1 } {
-        let rate = measure(soak_cluster).await?;
+        let rate = measure(nodes).await?;
         if rate.is_not_slower_than(before) {
             return Ok(rate);
         }
@@ -79,14 +79,14 @@ pub(super) async fn measure_last(
 }
 
 /// Measures the rate once. Checks every result.
-async fn measure(soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
-    let parent = ParentProgram::start(soak_cluster.machine(), &SPARSE, MIB)?;
-    let mut floor = LocalFanout::start(soak_cluster.machine(), MIB, NAMESPACE_SETS, ChildNetwork::Private)?;
-    let mut client = soak_cluster.client(0).await?;
+async fn measure(nodes: &RunningNodes) -> Result<ForkRate, BenchError> {
+    let parent = start_parent(&SPARSE, nodes.nodes()[0].machine(), MIB, None)?;
+    let mut floor = LocalFanout::start(nodes.nodes()[0].machine(), MIB, NAMESPACE_SETS, ChildNetwork::Private)?;
+    let mut client = nodes.nodes()[0].connect().await?;
     let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
     let seed = client.prepare(request).await?.id;
     let fanout_client =
-        FanoutClient::new(soak_cluster.nodes(), &seed, ChildTask::Sparse { mib: MIB }).await?.forgetting_children();
+        FanoutClient::new(nodes.nodes(), &seed, ChildTask::Sparse { mib: MIB }).await?.forgetting_children();
     // The first fan-out makes each node fetch the descriptor, and make a zygote.
     fanout_client.fan_out(0, CHILDREN).await?;
     let (mut rates, mut ratios) = (Vec::new(), Vec::new());

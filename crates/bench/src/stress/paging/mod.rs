@@ -26,18 +26,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
 
-use self::cluster::SoakCluster;
 use self::fork_rate::ForkRate;
 use self::round::SoakRound;
 use self::script::RoundScript;
 use self::tally::SoakTally;
 use crate::baseline::local_fanout::LOCAL_FANOUT;
 use crate::error::BenchError;
-use crate::experiment::leak_check::{ResourceCount, ResourceCounts};
+use crate::experiment::leak_check::ResourceCount;
 use crate::options::{EncryptionOption, parse_seconds};
 use crate::workload::memory_walk::MEMORY_WALK;
 use crate::workload::sparse::SPARSE;
-use crate::{GlobalArgs, program_path};
+use crate::{GlobalArgs, machine};
 
 use super::{until_interrupt, verdict};
 
@@ -108,7 +107,7 @@ impl SoakOutcome {
 impl StressPaging {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
-        let farfork = program_path::farfork()?;
+        let farfork = machine::find_farfork()?;
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
         if !global.json {
             output::print_line(&format!("seed {seed}, {} s", self.seconds));
@@ -178,34 +177,34 @@ impl StressPaging {
         farfork: &Path,
         show: &mut dyn FnMut(&SoakTally, Duration) -> ControlFlow<()>,
     ) -> Result<SoakOutcome, BenchError> {
-        let mut soak_cluster = SoakCluster::start(farfork, self.encryption.encrypted).await?;
-        soak_cluster.nodes().iter().try_for_each(|node| MEMORY_WALK.install(node.machine()))?;
-        [&SPARSE, &LOCAL_FANOUT].into_iter().try_for_each(|program| program.install(soak_cluster.machine()))?;
+        let mut nodes = cluster::start_nodes(farfork, self.encryption.encrypted).await?;
+        nodes.nodes().iter().try_for_each(|node| MEMORY_WALK.install(node.machine()))?;
+        [&SPARSE, &LOCAL_FANOUT].into_iter().try_for_each(|program| program.install(nodes.nodes()[0].machine()))?;
         let (mut tally, mut rng) = (SoakTally::default(), Rng::with_seed(seed));
         let calm = RoundScript::without_faults(&mut rng);
-        SoakRound::new(&mut soak_cluster, &mut tally).run(&calm).await?;
+        SoakRound::new(&mut nodes, &mut tally).run(&calm).await?;
         let judges_rates = self.seconds >= RATES_JUDGED_FROM_S;
-        let rate_before = fork_rate::measure_first(&soak_cluster, judges_rates).await?;
-        soak_cluster.wait_for_no_zygotes().await?;
-        let before = ResourceCounts::read_steady(soak_cluster.running()).await?;
+        let rate_before = fork_rate::measure_first(&nodes, judges_rates).await?;
+        cluster::wait_for_no_zygotes(&nodes).await?;
+        let before = nodes.count_steady_resources().await?;
         let began = Instant::now();
         while began.elapsed().as_secs_f64() < self.seconds && tally.faults.is_empty() {
             let round_script = RoundScript::random(&mut rng);
-            SoakRound::new(&mut soak_cluster, &mut tally).run(&round_script).await?;
+            SoakRound::new(&mut nodes, &mut tally).run(&round_script).await?;
             tally.rounds += 1;
             if show(&tally, began.elapsed()).is_break() {
                 break;
             }
         }
         let elapsed_s = began.elapsed().as_secs_f64();
-        let rate_after = fork_rate::measure_last(&soak_cluster, &rate_before, judges_rates).await?;
+        let rate_after = fork_rate::measure_last(&nodes, &rate_before, judges_rates).await?;
         if judges_rates && elapsed_s >= RATES_JUDGED_FROM_S && !rate_after.is_not_slower_than(&rate_before) {
             tally.record_failure(format!("{rate_after:?} at the end, {rate_before:?} at the start"));
         }
-        soak_cluster.wait_for_no_zygotes().await?;
-        let counts = before.wait_released(soak_cluster.running()).await?;
+        cluster::wait_for_no_zygotes(&nodes).await?;
+        let counts = nodes.wait_released(&before).await?;
         counts.iter().filter_map(ResourceCount::leak_text).for_each(|leak| tally.record_failure(leak));
-        tally.faults.extend(soak_cluster.stop()?);
+        tally.faults.extend(nodes.stop()?);
         Ok(SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after })
     }
 }

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use farfork_api::failure::Failure;
 use farfork_api::v1;
 
-use super::cluster::SoakCluster;
+use super::cluster;
 use super::script::{ChildRef, ChildScript, RoundScript, SeedScript, SoakAction};
 use super::tally::SoakTally;
 use super::verdict::{AllowedEnds, EndVerdict, ObservedEnd, judge_end};
 use crate::error::BenchError;
-use crate::experiment::node_client::request_failure;
-use crate::experiment::nodes::{SIGKILL, SIGTERM};
+use crate::experiment::node_client::{NodeClient, request_failure};
+use crate::experiment::nodes::{RunningNodes, SIGKILL, SIGTERM};
+use crate::machine::program::RunningProgram;
 use crate::workload::memory_walk::{self, MEMORY_WALK, WalkReport};
-use crate::workload::parent::ParentProgram;
+use crate::workload::start_parent;
 
 /// Time limit from the last action of a round to the end of each child. It exceeds the minute for which a child's pager
 /// retries if the owner does not answer.
@@ -25,7 +26,7 @@ const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A round in progress.
 pub(super) struct SoakRound<'a> {
-    pub(super) cluster: &'a mut SoakCluster,
+    pub(super) nodes: &'a mut RunningNodes,
     pub(super) tally: &'a mut SoakTally,
     /// `None` for a seed that was refused, or not attempted.
     seeds: Vec<Option<SoakSeed>>,
@@ -34,8 +35,9 @@ pub(super) struct SoakRound<'a> {
 }
 
 /// A family in progress: a seed and its children.
+#[derive(Default)]
 struct SoakSeed {
-    parent: Option<ParentProgram>,
+    parent: Option<RunningProgram>,
     /// The child of which the seed was made; `None` for the seed of a parent.
     source_child: Option<ChildRef>,
     seed: String,
@@ -59,9 +61,15 @@ pub(super) struct SoakChild {
     pub(super) has_memory_limit: bool,
 }
 
+impl SoakChild {
+    pub(super) fn new(child: v1::Child, node: usize) -> Self {
+        Self { id: child.id, node, pid: child.pid, is_killed: false, runs_until_stop: false, has_memory_limit: false }
+    }
+}
+
 impl<'a> SoakRound<'a> {
-    pub(super) fn new(soak_cluster: &'a mut SoakCluster, tally: &'a mut SoakTally) -> Self {
-        Self { cluster: soak_cluster, tally, seeds: Vec::new(), is_harmed: false }
+    pub(super) fn new(nodes: &'a mut RunningNodes, tally: &'a mut SoakTally) -> Self {
+        Self { nodes, tally, seeds: Vec::new(), is_harmed: false }
     }
 
     /// Runs the whole script.
@@ -83,7 +91,7 @@ impl<'a> SoakRound<'a> {
             self.tally.count_action(soak_action.kind());
             self.run_action(soak_action).await?;
         }
-        self.cluster.wait_all_alive().await?;
+        cluster::wait_all_alive(self.nodes).await?;
         let give_up = Instant::now() + END_LIMIT;
         for family in (0..self.seeds.len()).rev() {
             self.judge_children(family, give_up).await?;
@@ -91,11 +99,16 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
+    /// Makes a new connection to a node. Each request needs one, because daemons are killed and stopped.
+    pub(super) async fn client(&self, node: usize) -> Result<NodeClient, Failure> {
+        self.nodes.nodes()[node].connect().await
+    }
+
     /// Starts a parent, and makes its seed.
     async fn start_seed(&mut self, family: &SeedScript) -> Result<SoakSeed, Failure> {
         let failed = |error: BenchError| Failure::new(tonic::Code::Internal, "the parent", error);
-        let machine = self.cluster.nodes()[family.owner].machine();
-        let parent = ParentProgram::start(machine, &MEMORY_WALK, family.mib).map_err(failed)?;
+        let machine = self.nodes.nodes()[family.owner].machine();
+        let parent = start_parent(&MEMORY_WALK, machine, family.mib, None).map_err(failed)?;
         let request = v1::PrepareRequest {
             pid: parent.pid(),
             sealed: family.sealed,
@@ -104,19 +117,11 @@ impl<'a> SoakRound<'a> {
         };
         let seed = self.prepare(family.owner, request).await?;
         let (owner, has_lease) = (family.owner, family.ttl_ms > 0);
-        Ok(SoakSeed {
-            parent: Some(parent),
-            source_child: None,
-            seed,
-            owner,
-            may_be_lost: false,
-            has_lease,
-            children: Vec::new(),
-        })
+        Ok(SoakSeed { parent: Some(parent), seed, owner, has_lease, ..SoakSeed::default() })
     }
 
     async fn prepare(&mut self, node: usize, request: v1::PrepareRequest) -> Result<String, Failure> {
-        let seed = self.cluster.client(node).await?.prepare(request).await?;
+        let seed = self.client(node).await?.prepare(request).await?;
         self.tally.seeds += 1;
         Ok(seed.id)
     }
@@ -128,7 +133,7 @@ impl<'a> SoakRound<'a> {
             let options = v1::ChildOptions { strategy: child_script.strategy.to_owned(), ..Default::default() };
             let request = v1::ForkRequest {
                 seed: seed.clone(),
-                nodes: vec![self.cluster.nodes()[child_script.node].name.clone()],
+                nodes: vec![self.nodes.nodes()[child_script.node].name.clone()],
                 count: 1,
                 payloads: vec![
                     memory_walk::payload(child_script.seed, child_script.ms, child_script.runs_until_stop).into_bytes(),
@@ -136,17 +141,10 @@ impl<'a> SoakRound<'a> {
                 options: Some(options),
                 ..Default::default()
             };
-            let (child, _) = self.cluster.client(living.owner).await?.fork_one(request).await?;
+            let (child, _) = self.client(living.owner).await?.fork_one(request).await?;
             self.tally.children += 1;
-            let (node, stays, is_killed, is_limited) = (child_script.node, child_script.runs_until_stop, false, false);
-            living.children.push(SoakChild {
-                id: child.id,
-                node,
-                pid: child.pid,
-                is_killed,
-                runs_until_stop: stays,
-                has_memory_limit: is_limited,
-            });
+            let started = SoakChild::new(child, child_script.node);
+            living.children.push(SoakChild { runs_until_stop: child_script.runs_until_stop, ..started });
         }
         Ok(())
     }
@@ -164,27 +162,27 @@ impl<'a> SoakRound<'a> {
             SoakAction::ForkFromChild { from, children } => self.fork_from_child(*from, children).await?,
             SoakAction::KillPager { node } => {
                 self.is_harmed = true;
-                self.cluster.kill_pager(*node)?;
+                cluster::kill_pager(self.nodes, *node)?;
             }
             SoakAction::KillKeeperAndPager { node, daemon_ms } => {
                 self.is_harmed = true;
-                self.cluster.kill_keeper_and_pager(*node)?;
+                cluster::kill_keeper_and_pager(self.nodes, *node)?;
                 if let Some(ms) = daemon_ms {
                     self.mark_seeds_lost(*node);
-                    self.cluster.kill_daemon(*node, Duration::from_millis(*ms)).await?;
+                    cluster::kill_daemon(self.nodes, *node, Duration::from_millis(*ms)).await?;
                 }
             }
             SoakAction::KillDaemon { node, ms } => {
                 self.mark_seeds_lost(*node);
-                self.cluster.kill_daemon(*node, Duration::from_millis(*ms)).await?;
+                cluster::kill_daemon(self.nodes, *node, Duration::from_millis(*ms)).await?;
             }
             SoakAction::CutLink { node, ms } => {
                 self.is_harmed = true;
-                self.cluster.cut_link(*node, Duration::from_millis(*ms)).await?;
+                cluster::cut_link(self.nodes, *node, Duration::from_millis(*ms)).await?;
             }
             SoakAction::Stall { node, server, ms } => {
                 self.is_harmed = true;
-                self.cluster.stall(*node, *server, Duration::from_millis(*ms)).await?;
+                cluster::stall(self.nodes, *node, *server, Duration::from_millis(*ms)).await?;
             }
             SoakAction::FanOut(fan) => self.fan_out(fan).await?,
         }
@@ -218,7 +216,7 @@ impl<'a> SoakRound<'a> {
     /// Sends a signal to a child. If the child has already ended, its node refuses with FAILED_PRECONDITION. This refusal
     /// is not a fault.
     pub(super) async fn signal_child(&mut self, child: &SoakChild, signal: i32) -> Result<(), BenchError> {
-        let outcome = match self.cluster.client(child.node).await {
+        let outcome = match self.client(child.node).await {
             Ok(mut client) => client.kill(&child.id, signal).await,
             Err(failure) => Err(failure),
         };
@@ -238,14 +236,14 @@ impl<'a> SoakRound<'a> {
     }
 
     async fn drop_seed(&self, owner: usize, seed: &str) -> Result<(), Failure> {
-        self.cluster.client(owner).await?.drop_seed(seed).await
+        self.client(owner).await?.drop_seed(seed).await
     }
 
     /// Requests that a child be settled, and waits for the first progress report. The node continues after this
     /// connection has ended.
     async fn settle_child(&mut self, child_ref: ChildRef) -> Result<(), BenchError> {
         let Some(child) = self.child_mut(child_ref).cloned() else { return Ok(()) };
-        let outcome = async { self.cluster.client(child.node).await?.settle(&child.id).await }.await;
+        let outcome = async { self.client(child.node).await?.settle(&child.id).await }.await;
         self.tolerate_ended(outcome, "a settle").map(|_| ())
     }
 
@@ -257,15 +255,8 @@ impl<'a> SoakRound<'a> {
         let request = v1::PrepareRequest { pid: child.pid, ..Default::default() };
         let prepared = self.prepare(child.node, request).await;
         let seed = self.tolerate_ended(prepared, "a seed of a child")?;
-        let mut living = seed.map(|seed| SoakSeed {
-            parent: None,
-            source_child: Some(from),
-            seed,
-            owner: child.node,
-            may_be_lost: false,
-            has_lease: false,
-            children: Vec::new(),
-        });
+        let source = SoakSeed { source_child: Some(from), owner: child.node, ..SoakSeed::default() };
+        let mut living = seed.map(|seed| SoakSeed { seed, ..source });
         if let Some(living) = &mut living {
             let outcome = self.fork_children(living, youths).await;
             // Their memory is a copy of the memory of `child`. It contains whether a child runs until it is stopped.
@@ -302,7 +293,7 @@ impl<'a> SoakRound<'a> {
     }
 
     /// Records a fault if the parent has ended. A parent ends on its own if one of its waits was disturbed.
-    fn require_parent_unharmed(&mut self, parent: &mut ParentProgram) {
+    fn require_parent_unharmed(&mut self, parent: &mut RunningProgram) {
         if let Some(words) = parent.last_line_if_ended() {
             self.tally.record_failure(format!("parent {} was harmed: {words}", parent.pid()));
         }
@@ -342,7 +333,7 @@ impl<'a> SoakRound<'a> {
 
     /// Returns the state of a child, and its output. Before the end of a child that exits on its own, the output is empty.
     async fn inspect_child(&mut self, child: &SoakChild) -> Result<(ObservedEnd, String), BenchError> {
-        let detail = self.cluster.client(child.node).await?.inspect_child(&child.id).await?;
+        let detail = self.client(child.node).await?.inspect_child(&child.id).await?;
         let detail = detail.child.unwrap_or_default();
         let exit = detail.exit.unwrap_or_default();
         let (how, limit) = (exit.how, exit.limit);
@@ -352,7 +343,7 @@ impl<'a> SoakRound<'a> {
     }
 
     async fn read_output(&self, child: &SoakChild) -> Result<String, BenchError> {
-        let mut chunks = self.cluster.client(child.node).await?.logs(&child.id, false).await?;
+        let mut chunks = self.client(child.node).await?.logs(&child.id, false).await?;
         let mut said = Vec::new();
         while let Some(chunk) = chunks.message().await.map_err(request_failure(&child.id))? {
             said.extend(chunk.data);
@@ -361,7 +352,7 @@ impl<'a> SoakRound<'a> {
     }
 
     async fn remove_child(&self, child: &SoakChild) -> Result<(), Failure> {
-        self.cluster.client(child.node).await?.remove(&child.id).await
+        self.client(child.node).await?.remove(&child.id).await
     }
 
     /// Tolerates the failure of a request if earlier actions may have caused it; otherwise records a fault.

@@ -1,9 +1,6 @@
 //! The observer: a process of the benchmark on the machine of a node, which counts resources, reads logs, and sends signals
 //! there: `farfork bench process observer`, once for each observation.
 
-pub(crate) mod logs;
-pub(crate) mod resources;
-
 use std::io;
 use std::path::Path;
 
@@ -13,11 +10,11 @@ use farfork_sys::process::{ProcStat, ResidentMemory, read_text};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use self::logs::LogEnds;
-use self::resources::count_resources;
+use super::error_log::LogEnds;
+use super::leak_check::ResourceCounts;
 use crate::endpoint::print_line;
 
-/// What is observed on which node.
+/// A node, and its observation.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ObservedNode {
     pub(super) node: LocalNode,
@@ -27,7 +24,7 @@ pub(super) struct ObservedNode {
 /// An observation. Its result is JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Observation {
-    /// The counts of [`resources::KINDS`].
+    /// The [`ResourceCounts`].
     Resources,
     /// The [`LogEnds`].
     LogEnds,
@@ -66,7 +63,7 @@ pub(crate) struct ProcessMemory {
 pub(crate) fn run_observer(specification: &str) -> io::Result<()> {
     let ObservedNode { node, observation } = serde_json::from_str(specification)?;
     let result = match observation {
-        Observation::Resources => json!(count_resources(&node)),
+        Observation::Resources => json!(ResourceCounts::of_node(&node)),
         Observation::LogEnds => json!(LogEnds::read(&node)),
         Observation::LogErrors(begin) => json!(begin.find_errors(&node)),
         Observation::Memory { pid } => json!(ProcessMemory::read(pid)?),
