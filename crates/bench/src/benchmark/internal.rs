@@ -1,5 +1,6 @@
 //! The hidden commands of `farfork bench`: processes that benchmarks start.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -25,6 +26,8 @@ Exit status: 0 the process reported its outcome, 1 it could not, 2 wrong usage."
 pub(crate) struct BenchProcess {
     /// The work of the process.
     work: ProcessWork,
+    /// Directory of the run on this machine. Lists of processes show it.
+    directory: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -108,7 +108,7 @@ impl dyn Machine + '_ {
 
     fn process_command(&self, work: &str) -> Command {
         let mut command = Command::new(self.farfork());
-        command.args(["bench", "process", work]);
+        command.args(["bench", "process", work]).arg(self.scratch());
         command
     }
 
