@@ -3,9 +3,7 @@
 //! The processes of a server have their own pid and mount namespaces, so that no server uses the directories of the machine,
 //! and that none of its processes outlives it.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
 use crate::experiment::nodes::ClusterNode;
+use crate::machine::Machine;
 
 /// Debian's package with all programs of GlusterFS.
 pub(crate) const PACKAGE: &str = "glusterfs-server";
@@ -50,6 +49,9 @@ umount --lazy "$directory"
 kill -KILL $!
 wait
 "#;
+
+/// Writes the file `ready` to the directory, its first argument, if something is mounted there.
+const WRITE_SCRIPT: &str = r#"mountpoint "$0" && rm -f "$0/ready" && echo ready > "$0/ready""#;
 
 /// Time limit to start the servers, the volume and the client. A server takes seconds to start, and minutes on a busy
 /// machine.
@@ -91,12 +93,12 @@ struct GlusterSetup<'a> {
     deadline: Instant,
 }
 
-/// Returns the version of the installed GlusterFS, such as `glusterfs 10.3`. `None` if it is not installed.
-pub(crate) fn installed_version() -> Option<String> {
+/// Returns the version of the GlusterFS that is installed on a machine, such as `glusterfs 10.3`. `None` if it is not installed.
+pub(crate) fn installed_version(machine: &dyn Machine) -> Option<String> {
     // The console and the client are in other packages than the server.
     let versions = [CONSOLE, CLIENT, SERVER].map(|program| {
-        let output = Command::new(program).arg("--version").output().ok()?;
-        Some(String::from_utf8_lossy(&output.stdout).lines().next()?.trim().to_owned())
+        let output = machine.run(program, Command::new(program).arg("--version"), &[]).ok()?;
+        Some(String::from_utf8_lossy(&output).lines().next()?.trim().to_owned())
     });
     versions.into_iter().collect::<Option<Vec<_>>>()?.pop()
 }
@@ -114,13 +116,18 @@ impl GlusterVolume {
         let failed = |cause| BenchError::Program { program: SERVER, cause };
         let base = memory.join("gluster");
         let files: Vec<_> = nodes.iter().map(|node| ServerFiles(base.join(&node.name))).collect();
-        files.iter().try_for_each(ServerFiles::create).map_err(failed)?;
+        let directory = base.join("mount");
+        for (node, files) in nodes.iter().zip(&files) {
+            node.machine().run(
+                "mkdir",
+                Command::new("mkdir").arg("-p").arg(&directory).args(files.directories()),
+                &[],
+            )?;
+        }
         let setup = GlusterSetup { nodes, files, deadline: Instant::now() + START_LIMIT };
         let servers = nodes.iter().zip(&setup.files).map(|(node, files)| BackgroundProcess::start_server(node, files));
         let servers = servers.collect::<io::Result<Vec<_>>>().map_err(failed)?;
         setup.create_volume(check_interrupt)?;
-        let directory = base.join("mount");
-        fs::create_dir(&directory).map_err(|cause| BenchError::File { path: directory.clone(), cause })?;
         let client = BackgroundProcess::start_client(&nodes[0], &setup.files[0], &directory);
         let client = client.map_err(|cause| BenchError::Program { program: CLIENT, cause })?;
         setup.wait_for_mount(&directory, check_interrupt)?;
@@ -160,25 +167,17 @@ impl GlusterSetup<'_> {
         Ok(())
     }
 
-    /// Waits until a file that is written to the volume is on all bricks.
+    /// Waits until a file that is written to the volume is on all bricks. Before the mount, the file would be in the directory
+    /// below it. Each attempt writes the file again: a brick that connects late gets the earlier one by self-healing, which
+    /// the next write does not wait for.
     fn wait_for_mount(&self, directory: &Path, check_interrupt: InterruptCheck<'_>) -> Result<(), BenchError> {
-        let written = directory.join("ready");
-        let failed = |cause| BenchError::File { path: written.clone(), cause };
-        // Before the mount, the file would be in the directory below it.
-        let write = || self.files[0].require_mount(directory).and_then(|()| fs::write(&written, "ready"));
-        self.retry(check_interrupt, || write().map_err(failed))?;
-        let is_replicated = || {
-            let missing = self.files.iter().map(|files| files.brick().join("ready")).find(|copy| !copy.exists());
-            missing.map_or(Ok(()), |path| Err(BenchError::File { path, cause: io::ErrorKind::NotFound.into() }))
-        };
-        // A brick that connects late gets the file by self-healing, which the next write does not wait for.
+        let run = |node: usize, command: &mut Command| self.nodes[node].machine().run(CLIENT, command, &[]).map(drop);
         self.retry(check_interrupt, || {
-            // An error means that the previous attempt has removed it.
-            let _ = fs::remove_file(&written);
-            fs::write(&written, "ready").map_err(failed)?;
-            is_replicated()
+            run(0, Command::new("sh").args(["-c", WRITE_SCRIPT]).arg(directory))?;
+            let mut bricks = self.files.iter().enumerate();
+            bricks.try_for_each(|(node, files)| run(node, Command::new("ls").arg(files.brick().join("ready"))))
         })?;
-        fs::remove_file(&written).map_err(failed)
+        run(0, Command::new("rm").arg(directory.join("ready")))
     }
 
     /// Repeats an operation until it succeeds. After the time limit, returns its error.
@@ -208,8 +207,8 @@ impl GlusterSetup<'_> {
 }
 
 impl ServerFiles {
-    fn create(&self) -> io::Result<()> {
-        [self.state(), self.run(), self.logs(), self.brick()].iter().try_for_each(fs::create_dir_all)
+    fn directories(&self) -> [PathBuf; 4] {
+        [self.state(), self.run(), self.logs(), self.brick()]
     }
 
     fn state(&self) -> PathBuf {
@@ -236,12 +235,6 @@ impl ServerFiles {
 
     fn log(&self, of: &str) -> PathBuf {
         self.logs().join(format!("{of}.log"))
-    }
-
-    /// Checks that a directory is on another file system than these files.
-    fn require_mount(&self, directory: &Path) -> io::Result<()> {
-        let is_same = fs::metadata(directory)?.dev() == fs::metadata(&self.0)?.dev();
-        if is_same { Err(io::Error::new(io::ErrorKind::NotFound, "it is not mounted")) } else { Ok(()) }
     }
 }
 

@@ -81,14 +81,11 @@ impl Testbed {
         self.clients[..count].iter().map(AsRef::as_ref)
     }
 
-    /// The server and the first `count` clients.
+    /// All machines.
     pub(crate) fn machines(&self) -> impl Iterator<Item = &dyn Machine> {
         self.clients(self.clients.len()).chain([self.server()])
     }
 }
-
-/// The kind of the process of an endpoint.
-const ENDPOINT: &str = "endpoint";
 
 /// Starts an endpoint on a machine. It gets the credentials of the machine.
 pub(crate) fn start_endpoint(
@@ -99,5 +96,5 @@ pub(crate) fn start_endpoint(
     let encrypted = protection == ConnectionSecurity::Encrypted;
     let identity = EndpointIdentity { directory: machine.scratch().join(TRUST), encrypted };
     let identity = (protection != ConnectionSecurity::None).then_some(identity);
-    machine.start_process(end.system.name(), ENDPOINT, &EndpointSpec { identity, ..end })
+    machine.start_process(end.system.name(), "endpoint", &EndpointSpec { identity, ..end })
 }

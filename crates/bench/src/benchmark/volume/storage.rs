@@ -105,7 +105,7 @@ impl StorageTestbed {
         &mut self,
         check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
     ) -> Result<Result<Vec<String>, String>, BenchError> {
-        let Some(version) = glusterfs::installed_version() else {
+        let Some(version) = glusterfs::installed_version(self.machine()) else {
             return Ok(Err(format!("not installed, see Debian's package {}", glusterfs::PACKAGE)));
         };
         match GlusterVolume::start(self.cluster.nodes(), self.memory.path(), check_interrupt) {
