@@ -106,6 +106,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("leaderless_group", |cluster| restored(cluster, "leaderless_group")),
     Test::shared("leaderless_session", |cluster| restored(cluster, "leaderless_session")),
     Test::shared("refused_session", |cluster| refused_at_stop(cluster, "refused_session", &["session"])),
+    Test::shared("refused_main_thread_ended", |cluster| {
+        refused(cluster, "refused_main_thread_ended", &["pid", "main thread has ended", "instead of ending"]);
+    }),
     Test::shared("shared_directory", |cluster| restored(cluster, "shared_directory")),
     Test::shared("own_root", |cluster| restored(cluster, "own_root")),
     Test::shared("own_root_is_forked_again", |cluster| forked_again(cluster, "own_root")),
