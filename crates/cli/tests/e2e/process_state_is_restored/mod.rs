@@ -191,6 +191,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("reservations", |cluster| restored(cluster, "reservations")),
     Test::shared("many_mappings", |cluster| restored(cluster, "many_mappings")),
     Test::shared("system_call_filter", |cluster| restored(cluster, "system_call_filter")),
+    Test::shared("refused_filter_of_sigreturn", |cluster| {
+        refused_at_stop(cluster, "refused_filter_of_sigreturn", &["thread", "seccomp", "rt_sigreturn(2)", "allow"]);
+    }),
     Test::shared("privileges", |cluster| restored(cluster, "privileges")),
     Test::shared("capability_sets", |cluster| restored(cluster, "capability_sets")),
     Test::shared("limits", |cluster| restored(cluster, "limits")),
