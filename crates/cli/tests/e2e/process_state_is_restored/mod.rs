@@ -155,6 +155,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_uncovered_directory", |cluster| {
         refused(cluster, "refused_uncovered_directory", &["fd 3", "current directory", "mount that was removed"]);
     }),
+    Test::shared("refused_deep_file", |cluster| {
+        refused(cluster, "refused_deep_file", &["fd 3", "PATH_MAX", "shorter path"]);
+    }),
+    Test::shared("refused_deep_directory", |cluster| {
+        refused(cluster, "refused_deep_directory", &["current directory", "PATH_MAX", "chdir(2)"]);
+    }),
     Test::shared("own_mounts", |cluster| restored(cluster, "own_mounts")),
     Test::shared("many_descriptors", |cluster| restored(cluster, "many_descriptors")),
     Test::shared("file_locks", |cluster| restored(cluster, "file_locks")),
