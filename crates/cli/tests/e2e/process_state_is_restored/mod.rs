@@ -184,6 +184,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("many_shared_areas", |cluster| restored(cluster, "many_shared_areas")),
     Test::shared("system_v_memory", |cluster| restored(cluster, "system_v_memory")),
     Test::shared("system_v_semaphores", |cluster| restored(cluster, "system_v_semaphores")),
+    Test::shared("refused_message_sizes", |cluster| {
+        refused_at_stop(cluster, "refused_message_sizes", &["message queue", "msg_qbytes", "receive"]);
+    }),
     Test::shared("system_v_made", |cluster| restored(cluster, "system_v_made")),
     Test::shared("system_v_children", |cluster| restored(cluster, "system_v_children")),
     Test::shared("system_v_others", |cluster| restored(cluster, "system_v_others")),
