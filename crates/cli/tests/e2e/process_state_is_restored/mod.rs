@@ -121,6 +121,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("pidfd_of_itself", |cluster| restored(cluster, "pidfd_of_itself")),
     Test::shared("path_descriptors", |cluster| restored(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| restored(cluster, "deleted_files")),
+    Test::shared("deleted_files_are_forked_again", |cluster| forked_again(cluster, "deleted_files")),
     Test::shared("lost_names", |cluster| restored(cluster, "lost_names")),
     Test::shared("differences", |cluster| by_each_strategy(cluster, "differences")),
     Test::shared("refused_file_name", |cluster| refused(cluster, "refused_file_name", &["mapping", "rename the file"])),
