@@ -87,8 +87,8 @@ pub(crate) struct PidTranslation<'a> {
     pub(crate) inner_ids: &'a BTreeMap<i32, u32>,
 }
 
-/// The reason for refusing a file that signals its readiness to another process.
-pub(super) const FOREIGN_OWNER_REASON: &str = "it signals its readiness to another process or a group (F_SETOWN), which is not carried; make the process its owner first";
+/// The reason for refusing a file that sends signals to another process.
+pub(super) const FOREIGN_OWNER_REASON: &str = "it signals its readiness, or urgent data, to another process or a group (F_SETOWN), which is not carried; make the process its owner first";
 
 /// The child writes the data of a named pipe with write(2), which fills each buffer.
 const FULL_NAMED_PIPE_REASON: &str = "it is a full pipe whose buffers are not full, so that a write(2) that waits would \

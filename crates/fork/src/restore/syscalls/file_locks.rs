@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile};
-use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::{STEP_FILE_OWNER, STEP_LOCK};
-use super::{CreatedFiles, SyscallArgument, SyscallBuilder, abi, value};
+use super::{CreatedFiles, SyscallBuilder, abi, value};
 
 /// The restorer's own descriptors of the child's files.
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +106,7 @@ fn encode_flock(lock: &FileLock) -> [u64; 4] {
     [if lock.is_exclusive { F_WRLCK } else { F_RDLCK }, lock.start, lock.bytes, 0]
 }
 
-/// Sets the owner and the signal of each file with readiness signals, and then enables the signals (O_ASYNC).
+/// Sets the owner and the signal of each file that sends signals, and then enables readiness signals (O_ASYNC).
 pub(super) fn set_file_owners(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -121,13 +120,10 @@ pub(super) fn set_file_owners(
         syscall_builder.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETOWN_EX), owner_argument]);
         let signal = [value(owner.number), value(abi::F_SETSIG), value(owner.signal)];
         syscall_builder.call_expecting(0, abi::FCNTL, &signal);
-        let flags =
-            OFlags::from_bits_retain(open_file_flags(descriptor, owner.number)) | OFlags::from_bits_retain(O_ASYNC);
-        syscall_builder.call_expecting(
-            0,
-            abi::FCNTL,
-            &[value(owner.number), value(abi::F_SETFL), SyscallArgument::Value(flags.bits().into())],
-        );
+        let flags = open_file_flags(descriptor, owner.number);
+        if flags & O_ASYNC != 0 {
+            syscall_builder.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETFL), value(flags)]);
+        }
     }
     Ok(())
 }
