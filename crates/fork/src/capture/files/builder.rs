@@ -288,7 +288,7 @@ impl FileTableBuilder<'_> {
     /// Adds the locks on a known open file that belong to the process, not to the open file.
     fn add_process_locks(&mut self, fd: &OpenFd, info: &FdInfo) {
         let holder = LockHolder::new(self.pids.pid, self.pids.profiles);
-        let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).ok());
+        let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd, entry).ok());
         self.process_files.locks.extend(locks.filter(|lock| lock.kind == FileLockKind::Posix));
     }
 
@@ -296,7 +296,7 @@ impl FileTableBuilder<'_> {
     fn add_locks_and_owner(&mut self, fd: &OpenFd, info: &FdInfo) {
         let holder = LockHolder::new(self.pids.pid, self.pids.profiles);
         for entry in &info.locks {
-            match anon_inode::build_lock(holder, fd.number, entry) {
+            match anon_inode::build_lock(holder, fd, entry) {
                 Ok(lock) => self.process_files.locks.push(lock),
                 Err(reason) => self.refusals.push(Refusal::new(fd_object(self.pids.pid, fd.number), reason)),
             }

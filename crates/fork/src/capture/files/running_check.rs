@@ -122,7 +122,7 @@ impl RunningFileCheck {
         }
         let holder = LockHolder::new(of.pid, of.profiles);
         let mut reasons: Vec<String> =
-            info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).err()).collect();
+            info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd, entry).err()).collect();
         if fd.has_shared_state() && (info.flags & O_ASYNC != 0 || fd.kind == FdKind::Socket) {
             let owner = states::read_signal_owner(fd.duplicate(process)?.as_fd(), info.flags)?;
             let threads = PidTranslation { pid: of.pid, profiles: of.profiles, inner_ids: &BTreeMap::new() };
