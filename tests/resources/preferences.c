@@ -1,5 +1,5 @@
 /* Settings for I/O, memory failures and memory placement: I/O priority, PR_SET_IO_FLUSHER, PR_MCE_KILL and memory policy of
- * threads; PR_SET_MEMORY_MERGE and coredump_filter of processes. */
+ * threads; PR_SET_MEMORY_MERGE and coredump_filter of processes; and a thread's name that is no UTF-8. */
 #include "resource.h"
 
 #include <sys/prctl.h>
@@ -16,7 +16,7 @@ struct settings {
     long io_priority, io_flusher, mce_kill, memory_merge, policy_result;
     unsigned long nodes[16];
     int policy;
-    char core_filter[16];
+    char core_filter[16], name[16];
 };
 
 static pthread_t thread;
@@ -32,6 +32,7 @@ static struct settings settings(void) {
     now.mce_kill = prctl(PR_MCE_KILL_GET, 0, 0, 0, 0);
     now.memory_merge = prctl(PR_GET_MEMORY_MERGE, 0, 0, 0, 0);
     now.policy_result = syscall(SYS_get_mempolicy, &now.policy, now.nodes, NODES_MAX, 0, 0);
+    REQUIRE(prctl(PR_GET_NAME, now.name) == 0);
     int fd = open("/proc/self/coredump_filter", O_RDONLY);
     REQUIRE(fd >= 0 && read(fd, now.core_filter, sizeof now.core_filter - 1) > 0 && close(fd) == 0);
     return now;
@@ -54,6 +55,7 @@ static int note_and_compare(struct settings *noted, int from) {
 static void *run(void *unused) {
     unsigned long nodes[17] = {1};
     set_thread(3 << 13, PR_MCE_KILL_LATE, MPOL_INTERLEAVE, nodes);
+    REQUIRE(prctl(PR_SET_NAME, "a)\n(b \x01\xff") == 0);
     REQUIRE(prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) == 0 || errno == EPERM, "without CAP_SYS_RESOURCE");
     return note_and_compare(&before[1], to_thread[0]) ? unused : NULL;
 }

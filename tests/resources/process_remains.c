@@ -1,4 +1,5 @@
-/* Ended and stopped children: three have ended without being waited for, one of them with a core; one is stopped; and
+/* Ended and stopped children: four have ended without being waited for, one of them with a core, and one with another exit
+ * signal than SIGCHLD; one is stopped; and
  * one is orphaned and then adopted by the process, a subreaper. The child gets no repeated signals about them. */
 #include "resource.h"
 
@@ -12,7 +13,7 @@ static struct {
     int was_continued;
 } *shared;
 
-static pid_t pids[COUNT];
+static pid_t pids[COUNT], cloned;
 static volatile sig_atomic_t told, told_before;
 static int is_dumped;
 
@@ -81,7 +82,10 @@ static void set_up(void) {
     int status;
     shared = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     REQUIRE(shared != MAP_FAILED && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
-    REQUIRE(signal(SIGCHLD, hear) != SIG_ERR);
+    REQUIRE(signal(SIGCHLD, hear) != SIG_ERR && signal(SIGUSR1, hear) != SIG_ERR);
+    REQUIRE((cloned = (pid_t)syscall(SYS_clone, SIGUSR1, NULL, NULL, NULL, 0)) >= 0);
+    if (cloned == 0) _exit(3);
+    REQUIRE(COMES_TRUE(told == 1 && state_of(cloned) == 'Z'));
     for (int which = EXITED; which <= PARENT; which++) {
         REQUIRE((pids[which] = fork()) >= 0);
         if (pids[which] == 0) live(which);
@@ -99,6 +103,7 @@ static void set_up(void) {
 static void check(void) {
     int status, subreaper = 0;
     REQUIRE(told == told_before, "%d signals about children, before %d", (int)told, (int)told_before);
+    REQUIRE(waitpid(cloned, &status, __WCLONE) == cloned && WIFEXITED(status) && WEXITSTATUS(status) == 3);
     REQUIRE(prctl(PR_GET_CHILD_SUBREAPER, &subreaper) == 0 && subreaper == 1);
     REQUIRE(state_of(pids[EXITED]) == 'Z' && state_of(pids[KILLED]) == 'Z');
     REQUIRE(getpgid(pids[KILLED]) == pids[KILLED] && getpgid(pids[EXITED]) == getpgrp());

@@ -21,9 +21,17 @@ enum { SO_NOFCS_ = 43, SO_TIMESTAMP_NEW_ = 63, SO_TIMESTAMPNS_NEW_ = 64, SO_TIME
 enum { IP_RECVERR_RFC4884_ = 26, IP_LOCAL_PORT_RANGE_ = 51 };
 enum { IPV6_FLOWINFO_ = 11, IPV6_ROUTER_ALERT_ISOLATE_ = 30, IPV6_RECVERR_RFC4884_ = 31, IPV6_FLOWINFO_SEND_ = 33 };
 enum { IPV6_RECVFRAGSIZE_ = 77, TCP_FASTOPEN_CONNECT_ = 30, TCP_FASTOPEN_NO_COOKIE_ = 34, TCP_TX_DELAY_ = 37 };
+enum { SO_TXTIME_ = 61, TCP_FASTOPEN_KEY_ = 33, UDP_ENCAP_ = 100, UDP_ENCAP_L2TPINUDP_ = 3 };
 enum { TCP_RTO_MAX_MS_ = 44, TCP_RTO_MIN_US_ = 45, TCP_DELACK_MAX_US_ = 46 };
 
 enum { UDP, UDP_V6, LISTENER, IDLE, IDLE_V6, UNIX_ONE, UNIX_OTHER, SOCKETS };
+
+/* Options whose values are structures: a clock and flags for SO_TXTIME, and a key. */
+static const struct {
+    int clock;
+    unsigned flags;
+} transmit_time = {CLOCK_MONOTONIC, 2};
+static const char fastopen_key[16] = "0123456789abcde";
 
 static int sockets[SOCKETS], client, accepted, segment_bytes;
 static struct sockaddr_in address = {.sin_family = AF_INET};
@@ -45,6 +53,7 @@ static const struct {
     {LISTENER, SOL_SOCKET, SO_INCOMING_CPU, 1, 0},
     {LISTENER, SOL_SOCKET, SO_BUF_LOCK, 1, 0},
     {UDP, SOL_SOCKET, SO_DEBUG, 1, 0},
+    {UDP, IPPROTO_UDP, UDP_ENCAP_, UDP_ENCAP_L2TPINUDP_, 0},
     {UDP, SOL_SOCKET, SO_TIMESTAMPNS_NEW_, 1, 0},
     {UDP, IPPROTO_IP, IP_OPTIONS, 0x010101, 0x01010101},
     {UDP, IPPROTO_IP, IP_RECVOPTS, 1, 0},
@@ -106,6 +115,18 @@ static int is_known(size_t index) {
     return getsockopt(sockets[options[index].socket], options[index].level, options[index].name, &value, &length) == 0 || errno != ENOPROTOOPT;
 }
 
+static void set_structures(void) {
+    REQUIRE(setsockopt(sockets[UDP], SOL_SOCKET, SO_TXTIME_, &transmit_time, sizeof transmit_time) == 0);
+    REQUIRE(setsockopt(sockets[LISTENER], IPPROTO_TCP, TCP_FASTOPEN_KEY_, fastopen_key, sizeof fastopen_key) == 0);
+}
+
+static void check_structure(int fd, int level, int name, const void *expected, socklen_t bytes) {
+    char value[64];
+    socklen_t length = sizeof value;
+    REQUIRE(getsockopt(fd, level, name, value, &length) == 0 && length == bytes, "option %d has %u bytes", name, length);
+    REQUIRE(memcmp(value, expected, bytes) == 0, "option %d", name);
+}
+
 static void set_up(void) {
     struct sockaddr_in6 address6 = {.sin6_family = AF_INET6, .sin6_addr = {{{0x20, 1, 0xd, 0xb8, [15] = 1}}}};
     socklen_t length = sizeof address;
@@ -117,6 +138,7 @@ static void set_up(void) {
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, &sockets[UNIX_ONE]) == 0);
     for (size_t i = 0; i < OPTIONS; i++)
         REQUIRE(!is_known(i) || setsockopt(sockets[options[i].socket], options[i].level, options[i].name, &options[i].value, sizeof(int)) == 0, "option %zu", i);
+    set_structures();
     /* The size of a buffer that the program has chosen, without the mark that it has. */
     REQUIRE(setsockopt(sockets[IDLE], SOL_SOCKET, SO_RCVBUF, &(int){40000}, sizeof(int)) == 0);
     REQUIRE(setsockopt(sockets[IDLE], SOL_SOCKET, SO_BUF_LOCK, &(int){0}, sizeof(int)) == 0);
@@ -145,6 +167,8 @@ static int sends_descriptor(int from) {
 static void check(void) {
     struct sockaddr_in6 other = {.sin6_family = AF_INET6, .sin6_addr = {{{0x20, 1, 0xd, 0xb8, [15] = 2}}}};
     int value, fresh = socket(AF_INET6, SOCK_DGRAM, 0);
+    check_structure(sockets[UDP], SOL_SOCKET, SO_TXTIME_, &transmit_time, sizeof transmit_time);
+    check_structure(sockets[LISTENER], IPPROTO_TCP, TCP_FASTOPEN_KEY_, fastopen_key, sizeof fastopen_key);
     for (size_t i = 0; i < OPTIONS; i++) {
         if (!is_known(i)) continue;
         value = option(sockets[options[i].socket], options[i].level, options[i].name);

@@ -1,5 +1,6 @@
 /* TCP connections over loopback within the process, of IPv4 and IPv6: from a socket that still listens and from a
- * closed one. They have data in flight, also more than a new socket has room for; one end shut down; and options. */
+ * closed one. They have data in flight, also more than a new socket has room for; one end shut down; options; and an
+ * offset for peeking, which a peek moves. */
 #include "resource.h"
 
 #include <netinet/in.h>
@@ -10,6 +11,7 @@
 #define MANY_BYTES (320 << 10)
 
 static int listener, client, server, other_client, other_server, client_6, server_6;
+static const int peek_offset = 3;
 static struct sockaddr_in own, theirs;
 static char many[MANY_BYTES];
 
@@ -52,6 +54,8 @@ static void set_up(void) {
         REQUIRE(COMES_TRUE(readable(other_server) == (int)sent), "%d of %zu arrived", readable(other_server), sent);
     }
     REQUIRE(write(client_6, "last", 4) == 4 && shutdown(client_6, SHUT_WR) == 0);
+    REQUIRE(COMES_TRUE(readable(server) == 9));
+    REQUIRE(setsockopt(server, SOL_SOCKET, SO_PEEK_OFF, &peek_offset, sizeof peek_offset) == 0);
 }
 
 static void require_read(int fd, const char *expected, size_t bytes) {
@@ -79,9 +83,18 @@ static void check_ends(void) {
     REQUIRE(fcntl(server, F_GETFL) & O_NONBLOCK && !(fcntl(client, F_GETFL) & O_NONBLOCK));
 }
 
+static void check_peek_offset(void) {
+    int offset = -1;
+    socklen_t length = sizeof offset;
+    char text[6];
+    REQUIRE(getsockopt(server, SOL_SOCKET, SO_PEEK_OFF, &offset, &length) == 0 && offset == peek_offset, "%d", offset);
+    REQUIRE(recv(server, text, sizeof text, MSG_PEEK) == sizeof text && memcmp(text, "server", sizeof text) == 0);
+}
+
 static void check(void) {
     char byte;
     check_ends();
+    check_peek_offset();
     require_read(server, "to server", 9);
     require_read(client, "to client", 9);
     /* Sends more than fits at once, in both directions. */

@@ -1,7 +1,7 @@
 /* Files of Unix sockets: modes, owners and current paths. One socket was bound and renamed, and its old name was bound
  * again, as programs do to replace a socket. One was bound through a symbolic link to its directory. One has a second
- * name by a hard link. One has no name, and another file has its old name. Accepted and waiting connections use them,
- * and a datagram socket has one as its peer. */
+ * name by a hard link. One has no name, and another file has its old name. One has the longest name, which ends without
+ * a null byte. Accepted and waiting connections use them, and a datagram socket has one as its peer. */
 #include "resource.h"
 
 #include <dirent.h>
@@ -12,12 +12,26 @@
 #define OWNER 1234
 #define GROUP 4321
 
-static int renamed, successor, linked, by_a_link, removed, datagram, sender, client_of_renamed, client_of_removed, server_of_removed;
+static int renamed, successor, linked, by_a_link, removed, longest, datagram, sender, client_of_renamed, client_of_removed, server_of_removed, client_of_longest;
 
 static struct sockaddr_un address_of(const char *name) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     strncpy(address.sun_path, path_of(name), sizeof address.sun_path - 1);
     return address;
+}
+
+static struct sockaddr_un longest_address(void) {
+    struct sockaddr_un address = address_of("");
+    size_t length = strlen(address.sun_path);
+    memset(address.sun_path + length, 'p', sizeof address.sun_path - length);
+    return address;
+}
+
+static int connect_longest(void) {
+    struct sockaddr_un address = longest_address();
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    REQUIRE(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
+    return fd;
 }
 
 static int bound(int type, const char *name, mode_t mode) {
@@ -50,6 +64,10 @@ static void set_up(void) {
     REQUIRE(server_of_removed >= 0 && unlink(path_of("removed")) == 0);
     int other = open(path_of("removed"), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
     REQUIRE(other >= 0 && write(other, "other", 5) == 5 && close(other) == 0);
+    struct sockaddr_un address = longest_address();
+    longest = socket(AF_UNIX, SOCK_STREAM, 0);
+    REQUIRE(bind(longest, (struct sockaddr *)&address, sizeof address) == 0 && listen(longest, 4) == 0);
+    client_of_longest = connect_longest();
     datagram = bound(SOCK_DGRAM, "datagram-name", 0620);
     REQUIRE(rename(path_of("datagram-name"), path_of("datagram")) == 0);
     sender = connected(SOCK_DGRAM, "datagram");
@@ -87,9 +105,24 @@ static void check_directory(void) {
     closedir(files);
 }
 
+static void check_longest(void) {
+    struct sockaddr_un wanted = longest_address();
+    struct {
+        struct sockaddr_un address;
+        char end;
+    } found;
+    socklen_t length = sizeof found;
+    REQUIRE(getsockname(longest, (struct sockaddr *)&found, &length) == 0 && length == sizeof wanted + 1, "%u bytes", length);
+    REQUIRE(memcmp(&found.address, &wanted, sizeof wanted) == 0);
+    check_connection(client_of_longest, accept(longest, NULL, NULL));
+    int client = connect_longest();
+    check_connection(client, accept(longest, NULL, NULL));
+}
+
 static void check(void) {
     char text[8];
     check_directory();
+    check_longest();
     uid_t uid = geteuid();
     gid_t gid = getegid();
     check_name(renamed, "name"), check_file("renamed", 0600, OWNER, GROUP);

@@ -98,16 +98,20 @@ void join_group_and_wait_zombies(const struct plan *plan)
 	remove_cores(plan);
 }
 
-/* Reaps the zombies that were waited for, waits for stops, and discards the SIGCHLD signals of this restore: in the
- * original, these events were earlier. All processes have already joined their groups. */
+/* Reaps the zombies that were waited for, waits for stops, and discards the signals about children that this restore has
+ * caused, SIGCHLD or another exit signal (clone(2)): in the original, these events were earlier. All processes have
+ * already joined their groups. */
 void consume_child_events(const struct plan *plan)
 {
 	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
 	u64 of_children = 1ull << (K_SIGCHLD - 1);
 	struct k_timespec at_once = { 0, 0 };
-	for (u32 i = 0; i < plan->children.count; i++)
+	for (u32 i = 0; i < plan->children.count; i++) {
+		if (children[i].exit_signal != 0)
+			of_children |= 1ull << (children[i].exit_signal - 1);
 		if (children[i].flags & CHILD_REAPED)
 			CALL4(wait4, children[i].pid, 0, K_WALL, 0);
+	}
 	wait_flagged_children(plan, CHILD_STOPPED, K_WSTOPPED);
 	if (plan->children.count > 0)
 		while (CALL4(rt_sigtimedwait, &of_children, 0, &at_once, sizeof of_children) > 0)

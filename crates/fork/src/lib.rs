@@ -4,6 +4,7 @@
 //! communicates with the other nodes.
 #![forbid(unsafe_code)]
 
+mod bpf_interpreter;
 pub mod call_timer;
 pub mod capture;
 pub mod core_file;

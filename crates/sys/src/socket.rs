@@ -150,14 +150,15 @@ pub fn open_bound_file(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Returns the address that `call` writes. `call` gets pointers to a buffer for the address and to the buffer's length.
+/// Returns the address that `call` writes. `call` gets pointers to a buffer for the address and to the buffer's length. Omits
+/// the null byte that the kernel appends to a Unix path of 108 bytes: bind(2) and connect(2) refuse an address of that length.
 fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0_u8; mem::size_of::<libc::sockaddr_storage>()];
     let mut length = bytes.len() as libc::socklen_t;
     if call(bytes.as_mut_ptr().cast(), &raw mut length) != 0 {
         return Err(io::Error::last_os_error());
     }
-    bytes.truncate(length as usize);
+    bytes.truncate((length as usize).min(mem::size_of::<libc::sockaddr_un>()));
     Ok(bytes)
 }
 

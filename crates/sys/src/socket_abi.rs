@@ -71,6 +71,7 @@ pub const SO_MAX_PACING_RATE: u32 = 47;
 pub const SO_INCOMING_CPU: u32 = 49;
 pub const SO_COOKIE: u32 = 57;
 pub const SO_ZEROCOPY: u32 = 60;
+pub const SO_TXTIME: u32 = 61;
 pub const SO_TIMESTAMP_NEW: u32 = 63;
 pub const SO_TIMESTAMPNS_NEW: u32 = 64;
 pub const SO_TIMESTAMPING_NEW: u32 = 65;
@@ -173,6 +174,7 @@ pub const TCP_REPAIR_WINDOW: u32 = 29;
 pub const TCP_FASTOPEN_CONNECT: u32 = 30;
 pub const TCP_ULP: u32 = 31;
 pub const TCP_MD5SIG_EXT: u32 = 32;
+pub const TCP_FASTOPEN_KEY: u32 = 33;
 pub const TCP_FASTOPEN_NO_COOKIE: u32 = 34;
 pub const TCP_INQ: u32 = 36;
 pub const TCP_TX_DELAY: u32 = 37;
@@ -184,6 +186,7 @@ pub const TCP_DELACK_MAX_US: u32 = 46;
 // UDP options, udp(7).
 
 pub const UDP_CORK: u32 = 1;
+pub const UDP_ENCAP: u32 = 100;
 pub const UDP_NO_CHECK6_TX: u32 = 101;
 pub const UDP_NO_CHECK6_RX: u32 = 102;
 pub const UDP_SEGMENT: u32 = 103;
@@ -287,10 +290,12 @@ mod tests {
         (TCP_QUEUE_SEQ, libc::TCP_QUEUE_SEQ as u32),
         (TCP_REPAIR_OPTIONS, libc::TCP_REPAIR_OPTIONS as u32),
         (TCP_FASTOPEN, libc::TCP_FASTOPEN as u32),
+        (SO_TXTIME, libc::SO_TXTIME as u32),
         (TCP_NOTSENT_LOWAT, libc::TCP_NOTSENT_LOWAT as u32),
         (TCP_REPAIR_WINDOW, libc::TCP_REPAIR_WINDOW as u32),
         (TCP_INQ, libc::TCP_INQ as u32),
         (UDP_CORK, libc::UDP_CORK as u32),
+        (UDP_ENCAP, libc::UDP_ENCAP as u32),
         (UDP_NO_CHECK6_TX, libc::UDP_NO_CHECK6_TX as u32),
         (UDP_NO_CHECK6_RX, libc::UDP_NO_CHECK6_RX as u32),
         (UDP_SEGMENT, libc::UDP_SEGMENT as u32),

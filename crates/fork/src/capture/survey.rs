@@ -328,6 +328,10 @@ fn flagged_mappings(
     Ok((locked, areas.into_iter().filter(memory::is_private_hugetlb).collect()))
 }
 
+/// The kernel has already released a part of the process's state.
+pub(super) const MAIN_THREAD_ENDED_REASON: &str = "its main thread has ended while other threads run, which is not carried; \
+     let the main thread wait instead of ending, or prepare it before its main thread ends";
+
 /// Returns the refusals that can be decided before the survey.
 fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &DaemonSockets) -> Vec<Refusal> {
     let refuse = |reason: String| vec![Refusal::new(format!("pid {pid}"), reason)];
@@ -342,9 +346,7 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
     }
     if matches!(stat.state, 'Z' | 'X') {
         let alone = process::thread_ids(pid).is_ok_and(|tids| tids.len() <= 1);
-        let reason =
-            if alone { "it has ended (a zombie)" } else { "its main thread has ended while other threads run" };
-        return refuse(reason.to_owned());
+        return refuse(if alone { "it has ended (a zombie)" } else { MAIN_THREAD_ENDED_REASON }.to_owned());
     }
     // The calling thread may trace the process already: it may stop a descendant before it surveys the descendant.
     if let Some(refusal) = tracers::refusal_of_staying(pid, status) {

@@ -4,7 +4,6 @@
 //! descriptors. `pager` supplies the memory once the child runs.
 
 mod address_space;
-mod bpf_interpreter;
 mod clocks;
 mod confinement;
 mod file_descriptors;

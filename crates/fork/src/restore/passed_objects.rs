@@ -14,6 +14,7 @@ use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, OpenFileAttributes, SharedObjectKind, WrittenRun};
 use rustix::event::EventfdFlags;
 use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 use super::RestoreError;
@@ -23,6 +24,9 @@ use crate::file_identity;
 
 /// The flag that open(2) adds on 64-bit machines; rustix has no name for its number.
 const O_LARGEFILE: u32 = 0o100_000;
+
+/// Flags that have no effect on memory, and that the program may read again.
+const CACHE_FLAGS: OFlags = OFlags::NOATIME.union(OFlags::SYNC).union(OFlags::DIRECT);
 
 /// The standard streams of a child.
 #[derive(Debug)]
@@ -248,12 +252,14 @@ impl ObjectBuilder<'_> {
 
 impl ObjectBuilder<'_> {
     /// Opens shared memory. The first open file of a memfd gets the open file description of memfd_create(2), which
-    /// does not count as a writer. Any other writable description would prevent execution (ETXTBSY).
+    /// does not count as a writer. Any other writable description would prevent execution (ETXTBSY). It has none of
+    /// [`CACHE_FLAGS`].
     fn open_memory(&mut self, object: u32, flags: u32, offset: u64) -> io::Result<OwnedFd> {
         let memfd = &self.shared[object as usize];
         let is_memfd = matches!(self.descriptor.shared_objects[object as usize].kind, SharedObjectKind::MemFd(_));
         let wanted = OFlags::from_bits_retain(flags);
-        if !is_memfd || wanted & OFlags::RWMODE != OFlags::RDWR || !self.opened_memfds.insert(object) {
+        let is_first_kind = wanted & OFlags::RWMODE == OFlags::RDWR && !wanted.intersects(CACHE_FLAGS);
+        if !is_memfd || !is_first_kind || !self.opened_memfds.insert(object) {
             return reopen_memfd(memfd, flags, offset);
         }
         let mut first = memfd.try_clone()?;
@@ -451,11 +457,21 @@ fn create_eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd
     Ok(made)
 }
 
-/// Opens a new open file description of the same memory.
+/// Opens a new open file description of the same memory, which may be for its location only (O_PATH). Before Linux 6.6, memory
+/// cannot be opened with O_DIRECT.
 fn reopen_memfd(memfd: &File, flags: u32, offset: u64) -> io::Result<OwnedFd> {
-    let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::APPEND | OFlags::NONBLOCK);
+    let flags = OFlags::from_bits_retain(flags);
     let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
-    let mut file: File = rustix::fs::open(path, kept | OFlags::CLOEXEC, rustix::fs::Mode::empty())?.into();
+    let open = |flags: OFlags| rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty());
+    if flags.contains(OFlags::PATH) {
+        return Ok(open(OFlags::PATH)?);
+    }
+    let kept = flags & (OFlags::RWMODE | OFlags::APPEND | OFlags::NONBLOCK | CACHE_FLAGS);
+    let mut file: File = match open(kept) {
+        Err(Errno::INVAL) if kept.contains(OFlags::DIRECT) => open(kept - OFlags::DIRECT)?,
+        opened => opened?,
+    }
+    .into();
     file.seek(SeekFrom::Start(offset))?;
     Ok(file.into())
 }

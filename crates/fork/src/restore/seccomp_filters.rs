@@ -6,8 +6,8 @@
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{SeccompFilter, Thread};
 
-use super::bpf_interpreter::PlannedSyscall;
 use super::confinement::encode_filter;
+use crate::bpf_interpreter::PlannedSyscall;
 
 const INSTRUCTION_BYTES: u64 = 8;
 

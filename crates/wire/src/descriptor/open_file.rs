@@ -214,7 +214,8 @@ pub enum FileLockKind {
     Lease,
 }
 
-/// The thread that gets signals about the readiness of an open file (fcntl(2), F_SETOWN and F_SETSIG, with O_ASYNC).
+/// The thread that gets the signals of an open file (fcntl(2), F_SETOWN and F_SETSIG): about its readiness, if it has O_ASYNC, and
+/// about urgent data of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileOwner {
     /// A descriptor of the file.

@@ -2,6 +2,7 @@
 //! capture could change but the process itself does not change.
 
 use std::fs;
+use std::io::ErrorKind;
 
 /// The lines of `/proc/PID/status` in the snapshot: ids, signals, privileges, tracer and others.
 const KEYS: [&str; 20] = [
@@ -42,7 +43,11 @@ pub(crate) fn read_proc_snapshot(pid: i32) -> Vec<String> {
         lines.extend(read(file).lines().map(|line| format!("{file}: {line}")));
     }
     for number in numbers_in(&format!("/proc/{pid}/fd")) {
-        let link = fs::read_link(format!("/proc/{pid}/fd/{number}")).unwrap_or_else(|e| panic!("fd {number}: {e}"));
+        let link = match fs::read_link(format!("/proc/{pid}/fd/{number}")) {
+            // The kernel does not show a path longer than PATH_MAX.
+            Err(error) if error.kind() == ErrorKind::InvalidFilename => "a long path".into(),
+            link => link.unwrap_or_else(|e| panic!("fd {number}: {e}")),
+        };
         lines.push(format!("fd {number}: {} {}", link.display(), read(&format!("fdinfo/{number}"))));
     }
     lines

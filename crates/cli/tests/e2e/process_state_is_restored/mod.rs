@@ -106,6 +106,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("leaderless_group", |cluster| restored(cluster, "leaderless_group")),
     Test::shared("leaderless_session", |cluster| restored(cluster, "leaderless_session")),
     Test::shared("refused_session", |cluster| refused_at_stop(cluster, "refused_session", &["session"])),
+    Test::shared("refused_main_thread_ended", |cluster| {
+        refused(cluster, "refused_main_thread_ended", &["pid", "main thread has ended", "instead of ending"]);
+    }),
     Test::shared("shared_directory", |cluster| restored(cluster, "shared_directory")),
     Test::shared("own_root", |cluster| restored(cluster, "own_root")),
     Test::shared("own_root_is_forked_again", |cluster| forked_again(cluster, "own_root")),
@@ -118,6 +121,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("pidfd_of_itself", |cluster| restored(cluster, "pidfd_of_itself")),
     Test::shared("path_descriptors", |cluster| restored(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| restored(cluster, "deleted_files")),
+    Test::shared("deleted_files_are_forked_again", |cluster| forked_again(cluster, "deleted_files")),
     Test::shared("lost_names", |cluster| restored(cluster, "lost_names")),
     Test::shared("differences", |cluster| by_each_strategy(cluster, "differences")),
     Test::shared("refused_file_name", |cluster| refused(cluster, "refused_file_name", &["mapping", "rename the file"])),
@@ -152,9 +156,18 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_uncovered_directory", |cluster| {
         refused(cluster, "refused_uncovered_directory", &["fd 3", "current directory", "mount that was removed"]);
     }),
+    Test::shared("refused_deep_file", |cluster| {
+        refused(cluster, "refused_deep_file", &["fd 3", "PATH_MAX", "shorter path"]);
+    }),
+    Test::shared("refused_deep_directory", |cluster| {
+        refused(cluster, "refused_deep_directory", &["current directory", "PATH_MAX", "chdir(2)"]);
+    }),
     Test::shared("own_mounts", |cluster| restored(cluster, "own_mounts")),
     Test::shared("many_descriptors", |cluster| restored(cluster, "many_descriptors")),
     Test::shared("file_locks", |cluster| restored(cluster, "file_locks")),
+    Test::shared("refused_device_lock", |cluster| {
+        refused(cluster, "refused_device_lock", &["fd 3", "fd 4", "lock", "release it first"]);
+    }),
     Test::shared("deleted_file_locks", |cluster| restored(cluster, "deleted_file_locks")),
     Test::shared("signal_driven_io", |cluster| restored(cluster, "signal_driven_io")),
     Test::shared("sealed_memfd", |cluster| restored(cluster, "sealed_memfd")),
@@ -175,6 +188,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("many_shared_areas", |cluster| restored(cluster, "many_shared_areas")),
     Test::shared("system_v_memory", |cluster| restored(cluster, "system_v_memory")),
     Test::shared("system_v_semaphores", |cluster| restored(cluster, "system_v_semaphores")),
+    Test::shared("refused_message_sizes", |cluster| {
+        refused_at_stop(cluster, "refused_message_sizes", &["message queue", "msg_qbytes", "receive"]);
+    }),
     Test::shared("system_v_made", |cluster| restored(cluster, "system_v_made")),
     Test::shared("system_v_children", |cluster| restored(cluster, "system_v_children")),
     Test::shared("system_v_others", |cluster| restored(cluster, "system_v_others")),
@@ -188,6 +204,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("reservations", |cluster| restored(cluster, "reservations")),
     Test::shared("many_mappings", |cluster| restored(cluster, "many_mappings")),
     Test::shared("system_call_filter", |cluster| restored(cluster, "system_call_filter")),
+    Test::shared("refused_filter_of_sigreturn", |cluster| {
+        refused_at_stop(cluster, "refused_filter_of_sigreturn", &["thread", "seccomp", "rt_sigreturn(2)", "allow"]);
+    }),
     Test::shared("privileges", |cluster| restored(cluster, "privileges")),
     Test::shared("capability_sets", |cluster| restored(cluster, "capability_sets")),
     Test::shared("limits", |cluster| restored(cluster, "limits")),

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use farfork_sys::process::{FdInfo, LockEntry, LockKind, ProcStatus, TimerState};
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimerSpec};
 
-use super::inotify_watches;
+use super::{FdKind, OpenFd, inotify_watches};
 use crate::capture::state::tree_root::TreeRoot;
 use crate::capture::survey::ThreadProfile;
 
@@ -82,8 +82,18 @@ fn refuse_foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
     })
 }
 
+/// All containers of a node have the same devices and files of `/sys`, and the kernel has one inode for all objects without a
+/// path, such as eventfds. A child's lock on them would conflict with the parent's.
+const SHARED_LOCK_REASON: &str = "it has a lock on a file that all processes of the machine share, so that a child could not \
+     take it again: not carried; release it first, or lock a regular file";
+
 /// Builds a lock that is held through a descriptor. The error says why it cannot be carried.
-pub(super) fn build_lock(holder: LockHolder<'_>, number: u32, entry: &LockEntry) -> Result<FileLock, String> {
+pub(super) fn build_lock(holder: LockHolder<'_>, fd: &OpenFd, entry: &LockEntry) -> Result<FileLock, String> {
+    let number = fd.number;
+    let is_anonymous = fd.link.starts_with(b"anon_inode:");
+    if fd.kind == FdKind::Device || is_anonymous || fd.link.starts_with(b"/sys/") {
+        return Err(SHARED_LOCK_REASON.to_owned());
+    }
     let kind = match entry.kind {
         LockKind::Flock => FileLockKind::Flock,
         LockKind::Posix => FileLockKind::Posix,

@@ -87,8 +87,8 @@ pub(crate) struct PidTranslation<'a> {
     pub(crate) inner_ids: &'a BTreeMap<i32, u32>,
 }
 
-/// The reason for refusing a file that signals its readiness to another process.
-pub(super) const FOREIGN_OWNER_REASON: &str = "it signals its readiness to another process or a group (F_SETOWN), which is not carried; make the process its owner first";
+/// The reason for refusing a file that sends signals to another process.
+pub(super) const FOREIGN_OWNER_REASON: &str = "it signals its readiness, or urgent data, to another process or a group (F_SETOWN), which is not carried; make the process its owner first";
 
 /// The child writes the data of a named pipe with write(2), which fills each buffer.
 const FULL_NAMED_PIPE_REASON: &str = "it is a full pipe whose buffers are not full, so that a write(2) that waits would \
@@ -288,7 +288,7 @@ impl FileTableBuilder<'_> {
     /// Adds the locks on a known open file that belong to the process, not to the open file.
     fn add_process_locks(&mut self, fd: &OpenFd, info: &FdInfo) {
         let holder = LockHolder::new(self.pids.pid, self.pids.profiles);
-        let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).ok());
+        let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd, entry).ok());
         self.process_files.locks.extend(locks.filter(|lock| lock.kind == FileLockKind::Posix));
     }
 
@@ -296,7 +296,7 @@ impl FileTableBuilder<'_> {
     fn add_locks_and_owner(&mut self, fd: &OpenFd, info: &FdInfo) {
         let holder = LockHolder::new(self.pids.pid, self.pids.profiles);
         for entry in &info.locks {
-            match anon_inode::build_lock(holder, fd.number, entry) {
+            match anon_inode::build_lock(holder, fd, entry) {
                 Ok(lock) => self.process_files.locks.push(lock),
                 Err(reason) => self.refusals.push(Refusal::new(fd_object(self.pids.pid, fd.number), reason)),
             }

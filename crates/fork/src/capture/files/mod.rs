@@ -96,7 +96,7 @@ pub(super) fn list_open_fds(
         match OpenFd::read(&links, number) {
             Ok(fd) => fds.push(OpenFd { kind: sockets.override_kind(&fd, &links).unwrap_or(fd.kind), ..fd }),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(CaptureError::reading(pid, format!("fd {number}"))(source)),
+            Err(source) => return Err(fd_read_error(pid, number, source)),
         }
     }
     let own = streams.is_none().then(|| TreeStreams::from_fds(pid, &fds));
@@ -106,8 +106,15 @@ pub(super) fn list_open_fds(
     Ok(fds)
 }
 
+/// The kernel does not show such a path, and no process can open the file by it.
+const LONG_PATH_REASON: &str = "its path is longer than 4,095 bytes (PATH_MAX), by which a child could not open it: not carried; \
+     close it first, or move it to a directory with a shorter path";
+
 /// Returns the error for a descriptor that could not be read. If it was closed, the process must be surveyed again.
 fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
+    if source.kind() == io::ErrorKind::InvalidFilename {
+        return CaptureError::refused(pid, vec![Refusal::new(fd_object(pid, number), LONG_PATH_REASON)]);
+    }
     read_error(pid, format!("fd {number}"), source)
 }
 

@@ -13,7 +13,7 @@ use super::anon_inode::LockHolder;
 use super::builder::{FOREIGN_OWNER_REASON, PidTranslation};
 use super::epoll_targets::{self, WatchingEpoll};
 use super::open_file_index::{KnownOpenFile, OpenFileIndex};
-use super::states::O_ASYNC;
+use super::states::{self, O_ASYNC};
 use super::{FdKind, OpenFd, anon_inode, fd_object, fd_read_error, sockets};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::state::tree_root::TreeRoot;
@@ -122,12 +122,12 @@ impl RunningFileCheck {
         }
         let holder = LockHolder::new(of.pid, of.profiles);
         let mut reasons: Vec<String> =
-            info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).err()).collect();
-        if fd.has_shared_state() && info.flags & O_ASYNC != 0 {
-            let owner = farfork_sys::fd_owner::read_fd_owner(fd.duplicate(process)?.as_fd())?;
+            info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd, entry).err()).collect();
+        if fd.has_shared_state() && (info.flags & O_ASYNC != 0 || fd.kind == FdKind::Socket) {
+            let owner = states::read_signal_owner(fd.duplicate(process)?.as_fd(), info.flags)?;
             let threads = PidTranslation { pid: of.pid, profiles: of.profiles, inner_ids: &BTreeMap::new() };
-            reasons
-                .extend(threads.translate_owner(fd.number, &owner).is_none().then(|| FOREIGN_OWNER_REASON.to_owned()));
+            let is_foreign = owner.is_some_and(|owner| threads.translate_owner(fd.number, &owner).is_none());
+            reasons.extend(is_foreign.then(|| FOREIGN_OWNER_REASON.to_owned()));
         }
         match fd.kind {
             FdKind::TimerFd => {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use farfork_sys::fd_owner::FdOwner;
+use farfork_sys::fd_owner::{FdOwner, SignalTarget};
 use farfork_sys::pidfd;
 use farfork_sys::process::{FdDirectory, FdInfo, ProcStatus};
 use farfork_sys::sock_diag::SockDiag;
@@ -42,7 +42,7 @@ pub(crate) struct OpenFileStates {
     pub(super) pipes: BTreeMap<u64, PipeState>,
     /// Size of the event queue of each inotify instance, in bytes, by descriptor number.
     pub(super) unread_bytes: BTreeMap<u32, u64>,
-    /// Recipients of readiness signals, by descriptor number.
+    /// Recipients of signals about readiness and urgent data, by descriptor number.
     pub(super) signal_owners: BTreeMap<u32, FdOwner>,
     /// By inode.
     pub(super) sockets: BTreeMap<u64, SocketContents>,
@@ -165,6 +165,8 @@ impl OpenFileStates {
         if fd.kind == FdKind::Socket && !self.sockets.contains_key(&info.inode) {
             let copy = self.duplicate_fd(pid, fd)?;
             self.sockets.insert(info.inode, sockets::read_socket(&copy, info.inode, diagnosis)?);
+            let owner = read_signal_owner(copy.as_fd(), info.flags)?;
+            self.signal_owners.extend(owner.map(|owner| (fd.number, owner)));
         }
         if fd.kind == FdKind::Inotify {
             let unread = rustix::io::ioctl_fionread(self.duplicate_fd(pid, fd)?)?;
@@ -174,9 +176,9 @@ impl OpenFileStates {
             let copy = self.duplicate_fd(pid, fd)?;
             self.terminals.insert(fd.number, terminal::read_terminal_end(&copy, &fd.kind)?);
         }
-        if info.flags & O_ASYNC != 0 {
-            let owner = farfork_sys::fd_owner::read_fd_owner(self.duplicate_fd(pid, fd)?.as_fd())?;
-            self.signal_owners.insert(fd.number, owner);
+        if info.flags & O_ASYNC != 0 && !self.signal_owners.contains_key(&fd.number) {
+            let owner = read_signal_owner(self.duplicate_fd(pid, fd)?.as_fd(), info.flags)?;
+            self.signal_owners.extend(owner.map(|owner| (fd.number, owner)));
         }
         self.fdinfo.insert(fd.number, info.clone());
         Ok(info)
@@ -219,6 +221,13 @@ impl OpenFileStates {
 
 /// A file status flag: the file sends a signal when it becomes ready.
 pub(super) const O_ASYNC: u32 = 0o20_000;
+
+/// Reads the recipient of a file's signals. `flags` are the file's O_* flags. `None` if the file sends none: it is not
+/// signal-driven, and has no owner, which would get SIGURG from a socket.
+pub(super) fn read_signal_owner(fd: BorrowedFd<'_>, flags: u32) -> io::Result<Option<FdOwner>> {
+    let owner = farfork_sys::fd_owner::read_fd_owner(fd)?;
+    Ok((flags & O_ASYNC != 0 || owner.target != SignalTarget::Nobody).then_some(owner))
+}
 
 /// Copies the contents of a pipe and leaves them there: tee(2) into a new pipe of the same size. `source` must share
 /// the process's open file description: closing another one would signal watchers of the pipe (O_ASYNC).

@@ -11,7 +11,7 @@ use farfork_sys::system_v;
 use farfork_wire::descriptor::{FileStatus, MessageQueue, SemaphoreSet};
 
 use super::sysv_shm::{has_foreign_ipc_namespace, run_in_ipc_namespace};
-use crate::capture::error::CaptureError;
+use crate::capture::error::{CaptureError, Refusal};
 
 /// Mode bits that are carried.
 const PERMISSIONS: u32 = 0o777;
@@ -101,6 +101,7 @@ impl IpcSources {
             Some(EINVAL | EIDRM) => {
                 CaptureError::Unstable { pid, what: "its System V semaphores and message queues".to_owned() }
             }
+            Some(E2BIG) => CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), FULL_QUEUE_REASON)]),
             _ => CaptureError::reading(pid, "System V semaphores and message queues")(error),
         })
     }
@@ -116,6 +117,9 @@ impl IpcSources {
             while let Some(message) = system_v::peek_message(id, messages.len() as u32, room)? {
                 messages.push(message);
             }
+            if messages.iter().map(|(_, text)| text.len()).sum::<usize>() > room {
+                return Err(io::Error::from_raw_os_error(E2BIG));
+            }
             copies.queues.push(MessageQueue { key, id, status, bytes_max, messages });
         }
         Ok(copies)
@@ -124,6 +128,11 @@ impl IpcSources {
 
 const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
 const EIDRM: i32 = rustix::io::Errno::IDRM.raw_os_error();
+const E2BIG: i32 = rustix::io::Errno::TOOBIG.raw_os_error();
+
+/// A child could not send the messages to its queue again.
+const FULL_QUEUE_REASON: &str = "a System V message queue that it has used holds more bytes than its limit (msg_qbytes), which \
+     was lowered since: not carried; let the process receive the messages first, or raise the limit (msgctl(2))";
 
 /// A semaphore set, as `/proc/sysvipc/sem` lists it.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace;
 use farfork_wire::descriptor::SeccompFilter;
 
+use crate::bpf_interpreter::PlannedSyscall;
 use crate::capture::error::{CaptureError, Refusal};
 
 /// The filters of a process, and which of them each thread has, in the order of the threads.
@@ -49,6 +50,8 @@ impl SeccompFilters {
         tid: i32,
         status: &ProcStatus,
     ) -> Result<(), CaptureError> {
+        let refuse =
+            |reason: String| CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}, thread {tid}"), reason)]);
         let mut own = Vec::new();
         let next = |index| match status.seccomp {
             0 => Ok(None),
@@ -59,7 +62,7 @@ impl SeccompFilters {
             if notifies_supervisor(&instructions) {
                 let reason =
                     "its filter of system calls (seccomp) asks another process or a tracer, which is not carried";
-                return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}, thread {tid}"), reason)]));
+                return Err(refuse(reason.to_owned()));
             }
             let filter = SeccompFilter { flags, instructions };
             let known = self.table.iter().position(|other| *other == filter);
@@ -68,8 +71,35 @@ impl SeccompFilters {
                 self.table.push(filter);
             }
         }
+        if let Some(call) = self.forbidden_restore_call(&own) {
+            return Err(refuse(format!(
+                "its filters of system calls (seccomp) forbid {call}, with which a child enters its threads under the \
+                 filters: not carried; allow that call, or prepare the process before it installs the filter"
+            )));
+        }
         self.thread_filters.push(own);
         Ok(())
+    }
+
+    /// Returns the first call that a restore makes under the filters `list`, and that they forbid: each filter but the first
+    /// is installed under the filters before it, and the thread is entered under all of them (`restorer/threads.c`).
+    fn forbidden_restore_call(&self, list: &[u32]) -> Option<&'static str> {
+        const RT_SIGRETURN: u32 = 15;
+        const SECCOMP: u32 = 317;
+        const SECCOMP_SET_MODE_FILTER: u64 = 1;
+        let forbids = |index: &u32, number: u32, arguments: [u64; 6]| {
+            let call = PlannedSyscall { number, instruction_pointer: 0, arguments };
+            !call.is_allowed_by(&self.table[*index as usize].instructions)
+        };
+        let has_later = |position: usize| position + 1 < list.len();
+        let installs = [SECCOMP_SET_MODE_FILTER, 0, 0, 0, 0, 0];
+        let forbidden_call = |(position, index): (usize, &u32)| {
+            if forbids(index, RT_SIGRETURN, [0; 6]) {
+                return Some("rt_sigreturn(2)");
+            }
+            (has_later(position) && forbids(index, SECCOMP, installs)).then_some("seccomp(2)")
+        };
+        list.iter().enumerate().find_map(forbidden_call)
     }
 }
 

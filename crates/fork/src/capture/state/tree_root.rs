@@ -77,7 +77,11 @@ impl TreeRoot {
 pub(in crate::capture) fn refuse_current_directory(pid: i32) -> Option<Refusal> {
     let refuse = |reason: String| Some(Refusal::new(format!("pid {pid}, current directory"), reason));
     let link = format!("/proc/{pid}/cwd");
-    let path = fs::read_link(&link).ok()?;
+    let path = match fs::read_link(&link) {
+        Ok(path) => path,
+        Err(error) if error.kind() == io::ErrorKind::InvalidFilename => return refuse(LONG_PATH_REASON.to_owned()),
+        Err(_) => return None,
+    };
     let found = statx(CWD, &link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok()?;
     if found.stx_nlink == 0 {
         return None;
@@ -91,6 +95,10 @@ pub(in crate::capture) fn refuse_current_directory(pid: i32) -> Option<Refusal> 
     }
     None
 }
+
+/// The kernel neither shows nor accepts such a path.
+const LONG_PATH_REASON: &str = "its path is longer than 4,095 bytes (PATH_MAX), with which a child could not enter it; let the \
+     process enter a directory with a shorter path first (chdir(2))";
 
 /// The root of a process that has not called chroot(2).
 pub(in crate::capture) const ROOT_PATH: &str = "/";

@@ -25,6 +25,7 @@ use farfork_sys::ptrace::{self, EVENT_STOP, TraceeEvent};
 use stop_guard::mark_interrupted_call;
 
 use super::error::{CaptureError, Refusal};
+use super::survey::MAIN_THREAD_ENDED_REASON;
 use super::tracer::deadline::{Deadline, WaitError};
 
 /// Time limit for the wait until interrupted threads have stopped and can be released.
@@ -189,8 +190,7 @@ fn seize_thread(pid: i32, tid: i32) -> Result<bool, CaptureError> {
     }
     if is_dead {
         let object = format!("pid {pid}, thread {tid}");
-        let reason = "its main thread has ended while other threads run; prepare it before its main thread ends";
-        return Err(CaptureError::refused(pid, vec![Refusal::new(object, reason)]));
+        return Err(CaptureError::refused(pid, vec![Refusal::new(object, MAIN_THREAD_ENDED_REASON)]));
     }
     if status.tracer != 0 {
         return Err(CaptureError::refused(pid, vec![tracers::refusal(tid, status.tracer)]));

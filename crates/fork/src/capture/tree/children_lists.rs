@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 
 use farfork_sys::process::{ProcStat, ProcStatus};
 
+use super::main_thread;
 use crate::capture::error::CaptureError;
 
 /// Bytes of a list that are read at a time: the ids of about five hundred children.
@@ -26,7 +27,7 @@ pub(super) struct ChildrenLists {
 /// A listed child.
 #[derive(Debug)]
 pub(super) enum ListedChild {
-    /// A living child, by its id.
+    /// A living child, by its id. Its main thread may have ended while other threads run.
     Living(i32, ProcStat),
     /// A zombie: its id in farfork's pid namespace, its id in its own pid namespace, its state.
     Unreaped(i32, u32, ProcStat),
@@ -118,7 +119,7 @@ pub(super) fn inspect_child(id: i32) -> io::Result<Option<ListedChild>> {
         Err(error) => return Err(error),
     };
     let has_ended = match stat.state {
-        'Z' => true,
+        'Z' => !main_thread::has_ended_alone(id),
         'X' => return Ok(None),
         _ => false,
     };
@@ -126,7 +127,11 @@ pub(super) fn inspect_child(id: i32) -> io::Result<Option<ListedChild>> {
         return Ok(None);
     }
     if !has_ended {
-        return Ok(Some(if stat.is_exiting() { ListedChild::Exiting } else { ListedChild::Living(id, stat) }));
+        return Ok(Some(if stat.state != 'Z' && stat.is_exiting() {
+            ListedChild::Exiting
+        } else {
+            ListedChild::Living(id, stat)
+        }));
     }
     match ProcStatus::read(id) {
         Ok(status) => Ok(Some(ListedChild::Unreaped(id, status.namespace_ids.last().copied().unwrap_or(0), stat))),

@@ -4,6 +4,7 @@
 //! lists of children are complete when the last process is stopped, even if more processes were forked during the stop.
 
 mod children_lists;
+mod main_thread;
 mod merge;
 mod relations;
 mod shared_tables;
@@ -407,5 +408,9 @@ fn is_exit_error(pid: i32, error: &CaptureError) -> bool {
 
 /// Whether the process has ended, or is about to.
 pub(super) fn has_ended(pid: i32) -> bool {
-    !ProcStat::read(pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X') && !stat.is_exiting())
+    match ProcStat::read(pid) {
+        Ok(stat) if stat.state == 'Z' => !main_thread::has_ended_alone(pid),
+        Ok(stat) => stat.state == 'X' || stat.is_exiting(),
+        Err(_) => true,
+    }
 }

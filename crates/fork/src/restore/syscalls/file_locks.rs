@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile};
-use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::{STEP_FILE_OWNER, STEP_LOCK};
-use super::{CreatedFiles, SyscallArgument, SyscallBuilder, abi, value};
+use super::{CreatedFiles, SyscallBuilder, abi, value};
 
 /// The restorer's own descriptors of the child's files.
 #[derive(Debug, Clone, Copy)]
@@ -51,9 +50,9 @@ pub(super) fn take_locks(
     Ok(())
 }
 
-/// Closes the restorer's own descriptors of a locked file without a path, which is already placed and mapped. A POSIX
-/// lock ends when its process closes any descriptor of the file (fcntl(2)), so none may be closed after the lock is
-/// taken. Processes that share the table may already have closed some of these descriptors.
+/// Closes the restorer's own descriptors of a locked file: those that are already placed and mapped, or were sent in a
+/// socket's message. A POSIX lock ends when its process closes any descriptor of the file (fcntl(2)), so none may be closed
+/// after the lock is taken. Processes that share the table may already have closed some of these descriptors.
 fn close_other_descriptors(
     descriptor: &Descriptor,
     lock: &FileLock,
@@ -61,18 +60,32 @@ fn close_other_descriptors(
     syscall_builder: &mut SyscallBuilder<'_>,
 ) {
     let RestorerFiles { objects, created_files, fd_base } = restorer_files;
-    let object_of = |index: usize| match descriptor.open_files.get(index) {
-        Some(OpenFile::MemFd { object, .. }) => Some(*object),
+    let locked = descriptor.file_descriptors.iter().find(|entry| entry.number == lock.number);
+    let Some(file) = locked.and_then(|entry| descriptor.open_files.get(entry.open_file as usize)) else { return };
+    let all = descriptor.open_files.iter().enumerate();
+    let opened = all.filter(|(_, other)| has_same_inode(file, other)).flat_map(|(index, _)| {
+        [objects.slot_of_open_file(index as u32), created_files.slot_of_open_file(index as u32)]
+    });
+    let mapped = match file {
+        OpenFile::MemFd { object, .. } => Some(objects.slot_of_shared_object(*object)),
         _ => None,
     };
-    let locked = descriptor.file_descriptors.iter().find(|entry| entry.number == lock.number);
-    let Some(object) = locked.and_then(|entry| object_of(entry.open_file as usize)) else { return };
-    let open_files = (0..descriptor.open_files.len()).filter(|index| object_of(*index) == Some(object));
-    let opened = open_files
-        .flat_map(|index| [objects.slot_of_open_file(index as u32), created_files.slot_of_open_file(index as u32)]);
-    let slots: BTreeSet<u32> = opened.flatten().chain([objects.slot_of_shared_object(object)]).collect();
+    let slots: BTreeSet<u32> = opened.flatten().chain(mapped).collect();
     for slot in slots {
         syscall_builder.call_may_fail(abi::CLOSE, &[value(fd_base + slot)]);
+    }
+}
+
+/// Whether two open files of a descriptor are the same file. Both ends of a pipe are.
+fn has_same_inode(file: &OpenFile, other: &OpenFile) -> bool {
+    match (file, other) {
+        (OpenFile::MemFd { object: one, .. }, OpenFile::MemFd { object: two, .. }) => one == two,
+        (OpenFile::Pipe { pipe: one, .. }, OpenFile::Pipe { pipe: two, .. }) => one == two,
+        (OpenFile::Regular { path: one, .. }, OpenFile::Regular { path: two, .. })
+        | (OpenFile::Directory { path: one, .. }, OpenFile::Directory { path: two, .. })
+        | (OpenFile::Device { path: one, .. }, OpenFile::Device { path: two, .. })
+        | (OpenFile::NamedPipe { path: one, .. }, OpenFile::NamedPipe { path: two, .. }) => one == two,
+        _ => std::ptr::eq(file, other),
     }
 }
 
@@ -93,7 +106,7 @@ fn encode_flock(lock: &FileLock) -> [u64; 4] {
     [if lock.is_exclusive { F_WRLCK } else { F_RDLCK }, lock.start, lock.bytes, 0]
 }
 
-/// Sets the owner and the signal of each file with readiness signals, and then enables the signals (O_ASYNC).
+/// Sets the owner and the signal of each file that sends signals, and then enables readiness signals (O_ASYNC).
 pub(super) fn set_file_owners(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -107,13 +120,10 @@ pub(super) fn set_file_owners(
         syscall_builder.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETOWN_EX), owner_argument]);
         let signal = [value(owner.number), value(abi::F_SETSIG), value(owner.signal)];
         syscall_builder.call_expecting(0, abi::FCNTL, &signal);
-        let flags =
-            OFlags::from_bits_retain(open_file_flags(descriptor, owner.number)) | OFlags::from_bits_retain(O_ASYNC);
-        syscall_builder.call_expecting(
-            0,
-            abi::FCNTL,
-            &[value(owner.number), value(abi::F_SETFL), SyscallArgument::Value(flags.bits().into())],
-        );
+        let flags = open_file_flags(descriptor, owner.number);
+        if flags & O_ASYNC != 0 {
+            syscall_builder.call_expecting(0, abi::FCNTL, &[value(owner.number), value(abi::F_SETFL), value(flags)]);
+        }
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use farfork_sys::socket_abi::{
     AF_UNIX, IP_OPTIONS, IPPROTO_TCP, SO_ATTACH_FILTER, SO_TIMESTAMPING, SO_TIMESTAMPING_NEW, SOL_IP, SOL_SOCKET,
-    TCP_FASTOPEN_CONNECT, TCP_FASTOPEN_NO_COOKIE, TCP_MAXSEG, TCP_TX_DELAY, TCP_WINDOW_CLAMP,
+    TCP_FASTOPEN_CONNECT, TCP_FASTOPEN_KEY, TCP_FASTOPEN_NO_COOKIE, TCP_MAXSEG, TCP_TX_DELAY, TCP_WINDOW_CLAMP,
 };
 use farfork_wire::descriptor::{Socket, SocketState};
 
@@ -14,12 +14,13 @@ use super::{SyscallArgument, SyscallBuilder, abi, value};
 pub(super) const MAXSEG_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_MAXSEG);
 
 /// Options that are not set for a TCP connection. The kernel computes the first two for a connection, and refuses the next two
-/// for it. IP_OPTIONS may keep two ends from each other.
-const IDLE_OPTIONS: [(u32, u32); 5] = [
+/// for it. TCP_FASTOPEN_KEY has no meaning for it. IP_OPTIONS may keep two ends from each other.
+const IDLE_OPTIONS: [(u32, u32); 6] = [
     MAXSEG_OPTION,
     (IPPROTO_TCP, TCP_WINDOW_CLAMP),
     (IPPROTO_TCP, TCP_FASTOPEN_CONNECT),
     (IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE),
+    (IPPROTO_TCP, TCP_FASTOPEN_KEY),
     (SOL_IP, IP_OPTIONS),
 ];
 

@@ -21,12 +21,13 @@ use farfork_sys::sock_diag::{SockDiag, UnixSocket};
 use farfork_sys::socket;
 use farfork_sys::socket_abi::{
     AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, IP_BIND_ADDRESS_NO_PORT, IP_RECVERR, IPPROTO_TCP, IPPROTO_UDP,
-    IPV6_RECVERR, SO_ACCEPTCONN, SO_COOKIE, SO_DOMAIN, SO_PEERCRED, SO_PROTOCOL, SO_TIMESTAMPING, SO_TYPE, SO_ZEROCOPY,
-    SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET,
+    IPV6_RECVERR, SO_ACCEPTCONN, SO_COOKIE, SO_DOMAIN, SO_PEEK_OFF, SO_PEERCRED, SO_PROTOCOL, SO_TIMESTAMPING, SO_TYPE,
+    SO_ZEROCOPY, SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET,
 };
 use farfork_wire::descriptor::{
     OpenFileAttributes, PeerCredentials, Socket, SocketFile, SocketMessage, SocketState, parse_internet_address,
 };
+use rustix::io::Errno;
 
 use connectors::UnixConnector;
 pub(super) use options::{SocketDefaultsCache, read_options};
@@ -216,6 +217,19 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
         _ => {}
     }
     Ok(contents)
+}
+
+/// Calls `peek` while SO_PEEK_OFF has this value. Then restores the parent's value, which peeks move. Before Linux 6.9, TCP
+/// sockets do not have the option.
+fn peek_at_offset<T>(fd: BorrowedFd<'_>, offset: i32, peek: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let before = match socket::read_number_option(fd, SOL_SOCKET, SO_PEEK_OFF) {
+        Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => return peek(),
+        before => before?,
+    };
+    socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, offset)?;
+    let peeked = peek();
+    socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, before)?;
+    peeked
 }
 
 /// Whether a part of a datagram was sent, and waits for the rest (UDP_CORK, MSG_MORE). The memory of a finished datagram counts

@@ -44,6 +44,7 @@ const SOCKET_OPTIONS: &[u32] = &[
     abi::SO_MAX_PACING_RATE,
     abi::SO_INCOMING_CPU,
     abi::SO_ZEROCOPY,
+    abi::SO_TXTIME,
     abi::SO_PREFER_BUSY_POLL,
     abi::SO_BUSY_POLL_BUDGET,
     abi::SO_RCVMARK,
@@ -144,6 +145,7 @@ const TCP_OPTIONS: &[u32] = &[
     abi::TCP_WINDOW_CLAMP,
     abi::TCP_SAVE_SYN,
     abi::TCP_FASTOPEN_CONNECT,
+    abi::TCP_FASTOPEN_KEY,
     abi::TCP_FASTOPEN_NO_COOKIE,
     abi::TCP_TX_DELAY,
     abi::TCP_RTO_MAX_MS,
@@ -153,7 +155,7 @@ const TCP_OPTIONS: &[u32] = &[
 
 /// Options of UDP.
 const UDP_OPTIONS: &[u32] =
-    &[abi::UDP_CORK, abi::UDP_NO_CHECK6_TX, abi::UDP_NO_CHECK6_RX, abi::UDP_SEGMENT, abi::UDP_GRO];
+    &[abi::UDP_CORK, abi::UDP_ENCAP, abi::UDP_NO_CHECK6_TX, abi::UDP_NO_CHECK6_RX, abi::UDP_SEGMENT, abi::UDP_GRO];
 
 /// Buffer sizes, each with the option by which a privileged process sets it without a limit. The kernel doubles the value.
 const BUFFER_OPTIONS: [(u32, u32); 2] = [(abi::SO_SNDBUF, abi::SO_SNDBUFFORCE), (abi::SO_RCVBUF, abi::SO_RCVBUFFORCE)];

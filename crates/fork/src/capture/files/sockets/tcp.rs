@@ -35,6 +35,9 @@ const CLOSING: u8 = 11;
 const NO_RECEIVING: u32 = 1;
 const NO_SENDING: u32 = 2;
 
+/// Value of SO_PEEK_OFF with which each peek starts at the first byte of the queue, and changes nothing.
+const NO_PEEK_OFFSET: i32 = -1;
+
 /// State that only a TCP socket has.
 #[derive(Debug)]
 pub(super) struct TcpState {
@@ -187,12 +190,12 @@ impl SocketContents {
         self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended)
     }
 
-    /// Reads the whole receive queue, with one peek.
+    /// Reads the whole receive queue, with one peek from its start.
     fn read_queue_bytes(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let bytes = rustix::io::ioctl_fionread(fd)?;
         if bytes > 0 {
             let mut room = vec![0; usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?];
-            let peeked = socket::peek(fd, &mut room)?;
+            let peeked = super::peek_at_offset(fd, NO_PEEK_OFFSET, || socket::peek(fd, &mut room))?;
             if peeked.bytes as u64 != bytes {
                 return Err(io::ErrorKind::NotFound.into());
             }

@@ -84,11 +84,7 @@ impl SocketContents {
 
     /// Peeks at all queued messages in order, and leaves them there.
     fn read_queue(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let before = socket::read_number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
-        socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, 0)?;
-        let read = self.read_messages(fd);
-        socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, before)?;
-        read
+        super::peek_at_offset(fd, 0, || self.read_messages(fd))
     }
 
     fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! Runs a seccomp(2) filter on one system call as the kernel does, and returns whether the filter allows the call. A filter
 //! that reaches an invalid instruction, a division by 0 or a shift by 32 or more counts as forbidding the call. Pure;
-//! `seccomp_filters` calls it.
+//! `capture/state/seccomp.rs` and `restore/seccomp_filters.rs` call it.
 
 /// Size of `struct seccomp_data` in 32-bit words: number, architecture, instruction pointer, six arguments.
 const DATA_WORDS: usize = 16;
@@ -15,11 +15,11 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 /// A system call that is about to be made.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PlannedSyscall {
-    pub(super) number: u32,
+pub(crate) struct PlannedSyscall {
+    pub(crate) number: u32,
     /// Address after the instruction that makes the call.
-    pub(super) instruction_pointer: u64,
-    pub(super) arguments: [u64; 6],
+    pub(crate) instruction_pointer: u64,
+    pub(crate) arguments: [u64; 6],
 }
 
 impl PlannedSyscall {
@@ -35,7 +35,7 @@ impl PlannedSyscall {
     }
 
     /// Whether a filter of these instructions (`struct sock_filter`s, 8 bytes each) allows the call.
-    pub(super) fn is_allowed_by(self, instructions: &[u8]) -> bool {
+    pub(crate) fn is_allowed_by(self, instructions: &[u8]) -> bool {
         run_program(instructions, &self.seccomp_data())
             .is_some_and(|answer| [SECCOMP_RET_ALLOW, SECCOMP_RET_LOG].contains(&(answer & SECCOMP_RET_ACTION_MASK)))
     }
