@@ -81,7 +81,7 @@ impl SeccompFilters {
         Ok(())
     }
 
-    /// Returns the first call that a restore makes under the filters `list`, and that they forbid: each filter but the first
+    /// Returns the first call that a restore makes under the filters `list`, and that they forbid. Each filter but the first
     /// is installed under the filters before it, and the thread is entered under all of them (`restorer/threads.c`).
     fn forbidden_restore_call(&self, list: &[u32]) -> Option<&'static str> {
         const RT_SIGRETURN: u32 = 15;
