@@ -63,7 +63,7 @@ fn while_attached() {
     });
     cluster.cut_link(1);
     let failed = FailedCommand::of(wait::wait_with_output(attached, "the attached fork", LOST_LIMIT));
-    failed.require_mentions(&["node `n2` has been silent for", "check its daemon"]);
+    failed.require_mentions(&["node `n2` has been silent for", "it may still run: see `farfork ps`"]);
     cluster.restore_link(1);
     cluster.wait_until_all_are_alive();
     parent.require_unharmed();

@@ -106,7 +106,7 @@ hosts = ["clients"]
 directory = "/tmp/plan-tools"
 retries = 1
 environment = { GREETING = "it's {size}\n\"$HOME\"" }
-command = ["sh", "-c", "[ -e tried ] || { touch tried; exit 3; }; cat built; python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' http://{address.n1}:8111/build.sh; printf '%s|%s|' \"$GREETING\" \"$1\"; echo to the log >&2", "sh", " a  'b' \"c\" $d\n-e"]
+command = ["sh", "-c", "[ -e tried ] || {{ touch tried; exit 3; }}; cat built; python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' http://{address.n1}:8111/build.sh; printf '%s|%s|' \"$GREETING\" \"$1\"; echo to the log >&2", "sh", " a  'b' \"c\" $d\n-e"]
 
 [[steps]]
 name = "sum"
