@@ -162,14 +162,15 @@ fn steps_run_in_order() {
     coordinator.wait_until_idle("");
 }
 
-/// A command that ignores SIGTERM, and has a descendant in another session.
-const STUBBORN: &str = "[\"sh\", \"-c\", \"trap '' TERM; setsid sleep 4321 & sleep 1234\"]";
+/// A command with a descendant in another session. With an argument, it ignores SIGTERM.
+const ENDLESS: &str = "\"sh\", \"-c\", \"[ -z \\\"$1\\\" ] || trap '' TERM; setsid sleep 4321 & sleep 1234\", \"sh\"";
 
 fn failures_clean_up() {
     let coordinator = Coordinator::start();
-    let stubborn =
-        |more: &str| format!("[[steps]]\nname = \"stubborn\"\nhosts = [\"all\"]\ncommand = {STUBBORN}\n{more}\n");
-    let failing = stubborn("")
+    let endless = |argument: &str, more: &str| {
+        format!("[[steps]]\nname = \"endless\"\nhosts = [\"all\"]\ncommand = [{ENDLESS}{argument}]\n{more}\n")
+    };
+    let failing = endless("", "")
         + "[[steps]]\nname = \"failing\"\nafter = []\nhosts = [\"n2\"]\ncommand = [\"sh\", \"-c\", \"sleep 1; exit 7\"]\n";
     let failed = coordinator.bench("run", &coordinator.write_plan(&failing), &[]);
     assert_eq!(failed.status.code(), Some(1));
@@ -181,17 +182,17 @@ fn failures_clean_up() {
     coordinator.wait_until_idle("sleep");
     coordinator.require_cleaned();
 
-    let hanging = coordinator.bench("run", &coordinator.write_plan(&stubborn("timeout_s = 1")), &[]);
+    let hanging = coordinator.bench("run", &coordinator.write_plan(&endless(", \"stubborn\"", "timeout_s = 1")), &[]);
     assert_eq!(hanging.status.code(), Some(1));
     assert!(
-        hanging.stderr.contains("step stubborn on n") && hanging.stderr.contains("did not end within 1 s"),
+        hanging.stderr.contains("step endless on n") && hanging.stderr.contains("did not end within 1 s"),
         "{}",
         hanging.stderr
     );
     coordinator.wait_until_idle("sleep");
     coordinator.require_cleaned();
 
-    let plan = coordinator.write_plan(&stubborn(""));
+    let plan = coordinator.write_plan(&endless("", ""));
     let start = || {
         let running = coordinator.hosts.coordinator(&["bench", "run", plan.to_str().expect("UTF-8")]).spawn();
         wait::wait_until("both hosts run the command", LIMIT, || {

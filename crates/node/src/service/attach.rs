@@ -36,8 +36,7 @@ pub(super) async fn attach(
             // An unreadable input ends the stream, like a disconnect of the caller.
             let inputs = once(first).chain(inputs.map(Result::ok)).map_while(|input| input);
             let object = format!("child {id}");
-            let outputs = owner.attach(inputs).await.map_err(forwarded_failure(&object))?;
-            let outputs = PeerStream::new(outputs, node, id.node(), &object);
+            let outputs = PeerStream::open(owner.attach(inputs), node, id.node(), &object).await?;
             Ok(spawn_stream(|sink| async move { relay_stream(outputs, &sink).await }))
         }
     }

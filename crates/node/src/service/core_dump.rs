@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use super::route::{PeerStream, RequestTarget, child_target, forwarded_failure, parse_child_id};
+use super::route::{PeerStream, RequestTarget, child_target, parse_child_id};
 use super::settle::report_until_settled;
 use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::children::Child;
@@ -39,8 +39,7 @@ pub(super) async fn dump_core(
             Ok(spawn_stream(|sink| async move { dump_core_local(&node, &child, &sink).await }))
         }
         RequestTarget::Remote(mut owner) => {
-            let events = owner.core(request).await.map_err(forwarded_failure(&object))?;
-            let events = PeerStream::new(events, node, id.node(), &object);
+            let events = PeerStream::open(owner.core(request), node, id.node(), &object).await?;
             Ok(spawn_stream(|sink| async move { relay_stream(events, &sink).await }))
         }
     }

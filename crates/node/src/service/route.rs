@@ -64,6 +64,23 @@ impl<T> PeerStream<T> {
         Self { messages: answer.into_inner(), node: node.clone(), owner: owner.clone(), object: object.to_owned() }
     }
 
+    /// Waits for the answer to a request, which begins the stream.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub(super) async fn open(
+        answering: impl Future<Output = Result<Response<Streaming<T>>, Status>>,
+        node: &Arc<Node>,
+        owner: &NodeName,
+        object: &str,
+    ) -> Result<Self, Failure> {
+        tokio::select! {
+            biased;
+            answer = answering => Ok(Self::new(answer.map_err(forwarded_failure(object))?, node, owner, object)),
+            failure = node.peers.wait_until_lost(owner, object) => Err(failure),
+        }
+    }
+
     /// Returns the next message; `None` at the end.
     ///
     /// # Errors

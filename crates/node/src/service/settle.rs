@@ -11,7 +11,7 @@ use farfork_wire::PAGE_SIZE;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use super::route::{PeerStream, RequestTarget, child_target, forwarded_failure, parse_child_id};
+use super::route::{PeerStream, RequestTarget, child_target, parse_child_id};
 use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::children::Child;
 use crate::node::Node;
@@ -34,8 +34,7 @@ pub(super) async fn settle(
             ))
         }
         RequestTarget::Remote(mut owner) => {
-            let progress = owner.settle(request).await.map_err(forwarded_failure(&object))?;
-            let progress = PeerStream::new(progress, node, id.node(), &object);
+            let progress = PeerStream::open(owner.settle(request), node, id.node(), &object).await?;
             Ok(spawn_stream(|sink| async move { relay_stream(progress, &sink).await }))
         }
     }

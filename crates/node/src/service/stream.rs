@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::route::{PeerStream, RequestTarget, child_target, forwarded_failure, parse_child_id};
+use super::route::{PeerStream, RequestTarget, child_target, parse_child_id};
 use crate::children::{Child, OutputStream};
 use crate::node::Node;
 
@@ -72,8 +72,7 @@ pub(super) async fn logs(
             Ok(spawn_stream(|sink| async move { logs_local(&node, &child, &request, &sink).await }))
         }
         RequestTarget::Remote(mut owner) => {
-            let chunks = owner.logs(request).await.map_err(forwarded_failure(&object))?;
-            let chunks = PeerStream::new(chunks, node, id.node(), &object);
+            let chunks = PeerStream::open(owner.logs(request), node, id.node(), &object).await?;
             Ok(spawn_stream(|sink| async move { relay_stream(chunks, &sink).await }))
         }
     }

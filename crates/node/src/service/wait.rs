@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use super::route::{PeerStream, forwarded_failure, parse_child_id};
+use super::route::{PeerStream, parse_child_id};
 use super::stream::{ResponseSender, output_failure, send, spawn_stream};
 use crate::children::{HeldChild, OutputStream};
 use crate::node::Node;
@@ -94,8 +94,7 @@ impl RemoteWait {
         self.opening = Some(tokio::spawn(async move {
             let object = format!("child {first}");
             let mut owner = node.peers.client(first.node(), &object)?;
-            let events = owner.wait(request).await.map_err(forwarded_failure(&object))?;
-            Ok(PeerStream::new(events, &node, first.node(), &object))
+            PeerStream::open(owner.wait(request), &node, first.node(), &object).await
         }));
     }
 
