@@ -195,7 +195,10 @@ fn a_damaged_value_is_refused_by_its_key_and_others_are_not() {
         contents.volume(&data).unwrap_err().to_string()
     };
     let error = refusal("{");
-    assert!(error.contains("key /farfork/volumes/data of etcd://") && error.contains("restore the record"), "{error}");
+    assert!(
+        error.contains("key /farfork/volumes/data of etcd://") && error.contains("import-catalog FILE data"),
+        "{error}"
+    );
     assert_eq!(servers.run_etcdctl(&["get", "--print-value-only", "/farfork/volumes/data"]).trim(), "{");
     let error = refusal(r#"{"format": 2}"#);
     assert!(error.contains("format 2"), "{error}");
