@@ -237,7 +237,8 @@ fn volumes() {
 fn every_guide() {
     let pages = Page::all();
     exceptions::require_needed(&pages);
-    for page in pages.iter().filter(|page| !page.blocks.is_empty()) {
+    // All commands of the page about coordinators need hosts with ssh, so other tests have them.
+    for page in pages.iter().filter(|page| page.lines().any(|line| !exceptions::contain(page, line))) {
         let name = format!("in_the_{}_guide", page.name.trim_end_matches(".md").replace('-', "_"));
         let has_test = TESTS.iter().any(|test| test.full_name("") == format!("::{name}"));
         assert!(has_test, "no test `{name}` runs the commands of {}", page.name);
