@@ -120,8 +120,13 @@ fn without_a_quorum_of_etcd_the_writer_continues() {
     });
     let stale = start(move || fs::read_to_string(stale_path).unwrap());
     let other_written = start(move || append(&other_writer, ", three").unwrap());
-    let status = cluster.volumes.nodes[0].status();
-    let failure = status.catalog_failure.expect("the catalog cannot be read");
+    // A stopped member may answer once more: kill(2) returns before its threads have stopped.
+    let mut failure = None;
+    cluster.volumes.nodes[0].wait_for("the catalog cannot be read", || {
+        failure = cluster.volumes.nodes[0].status().catalog_failure;
+        failure.is_some()
+    });
+    let failure = failure.expect("it was waited for");
     assert!(failure.contains("no member has answered") && failure.contains("endpoint status"), "{failure}");
     // From here on, etcd is known to be silent.
     let written = start(move || {
