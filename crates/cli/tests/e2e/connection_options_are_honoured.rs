@@ -122,6 +122,9 @@ const LOCAL_COMMANDS: &[(TestedCommand, &[&str])] = &[
     (TestedCommand::new("node", &["--name", "n1", "--listen", "127.0.0.1:0"]), &["--run-dir", "--trust"]),
     (TestedCommand::new("doctor", &[]), &["--socket", "--run-dir"]),
     (TestedCommand::new("cluster init", &[]), &["--node", "--trust"]),
+    (TestedCommand::new("cluster join", JOIN_ARGUMENTS), &["--node", "--trust"]),
+    (TestedCommand::new("cluster deploy", &["--inventory", "/dev/null"]), &[]),
+    (TestedCommand::new("cluster undeploy", &["--inventory", "/dev/null"]), &[]),
     (TestedCommand::new("cluster rotate", &[]), &["--socket", "--run-dir", "--node"]),
     (TestedCommand::new("volume umount", &["/"]), &[]),
     (TestedCommand::new("volume import-catalog", &["/dev/null"]), &["--socket", "--run-dir", "--node", "--trust"]),
@@ -132,6 +135,9 @@ const LOCAL_COMMANDS: &[(TestedCommand, &[&str])] = &[
     (TestedCommand::new("man", &[]), &[]),
     (TestedCommand::new("completions", &["bash"]), &[]),
 ];
+
+/// A token file that does not exist: the command fails before it connects.
+const JOIN_ARGUMENTS: &[&str] = &["--name", "n9", "--join", ADDRESS, "--token-file", "/dev/null/token"];
 
 /// An address at which no daemon listens.
 const ADDRESS: &str = "127.0.0.1:1";
@@ -194,10 +200,14 @@ fn local_commands(cluster: &Cluster) {
     let name_file = format!("{run_dir}/parents/warm");
     let named = ["run", "--name", "warm", "--run-dir", &*run_dir, "--", "test", "-s", &name_file];
     assert!(cluster.first().run(&named).status.success());
+    let join = TestedCommand::new("cluster join", JOIN_ARGUMENTS);
+    join.require_failure(cluster, &["--node", ADDRESS], "drop --node");
+    join.require_failure(cluster, &["--trust", &trust], "/dev/null/token");
     let node = TestedCommand::new("node", &["--name", "n1", "--listen", "127.0.0.1:0"]);
     node.require_failure(cluster, &["--run-dir", &run_dir, "--trust", &trust], &trust);
     cluster.first().json(&["cluster", "init", "--trust", &trust]);
     node.require_failure(cluster, &["--run-dir", BINARY, "--trust", &trust], BINARY);
+    join.require_failure(cluster, &["--trust", &trust], &trust);
 }
 
 /// The tables have all commands that have a manual page, except groups of commands.
