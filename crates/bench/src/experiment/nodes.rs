@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use super::error_log::LogEnds;
 use super::leak_check::{ResourceCount, ResourceCounts};
 use super::node_client::NodeClient;
-use super::observer::{self, NodeProcess, Observation, ObservedNode, ProcessMemory};
+use super::observer::{self, NodeProcess, ObservedNode, ObserverRequest, ProcessMemory};
 use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::machine::namespace::NamespaceMachine;
@@ -134,7 +134,7 @@ impl RunningNodes {
 
     /// Sends these signals in turn, each to all of these processes of a node that run.
     pub(crate) fn signal(&self, node: usize, processes: &[NodeProcess], signals: &[i32]) -> Result<(), BenchError> {
-        self.observe(node, Observation::Signal { processes: processes.to_vec(), signals: signals.to_vec() })
+        self.observe(node, ObserverRequest::Signal { processes: processes.to_vec(), signals: signals.to_vec() })
     }
 
     /// Counts the resources of each node repeatedly until the counts without a tolerance are stable, because nodes create
@@ -167,11 +167,11 @@ impl RunningNodes {
     }
 
     fn count_resources(&self) -> Result<Vec<ResourceCounts>, BenchError> {
-        (0..self.nodes.len()).map(|node| self.observe(node, Observation::Resources)).collect()
+        (0..self.nodes.len()).map(|node| self.observe(node, ObserverRequest::Resources)).collect()
     }
 
     /// Observes a node from the inside of its machine.
-    fn observe<T: DeserializeOwned>(&self, node: usize, observation: Observation) -> Result<T, BenchError> {
+    fn observe<T: DeserializeOwned>(&self, node: usize, observation: ObserverRequest) -> Result<T, BenchError> {
         let local = self.local.as_ref().expect("the nodes run").nodes()[node].clone();
         self.nodes[node].machine().run_process("observer", &ObservedNode { node: local, observation })
     }
@@ -179,19 +179,19 @@ impl RunningNodes {
     /// Reads the memory of a process of a node, by default of the first one.
     pub(crate) fn read_memory(&self, node: Option<&str>, pid: i32) -> Result<ProcessMemory, BenchError> {
         let index = self.nodes.iter().position(|other| Some(other.name.as_str()) == node).unwrap_or(0);
-        self.observe(index, Observation::Memory { pid })
+        self.observe(index, ObserverRequest::Memory { pid })
     }
 
     /// The ends of the logs of all nodes.
     pub(crate) fn log_ends(&self) -> Result<Vec<LogEnds>, BenchError> {
-        (0..self.nodes.len()).map(|node| self.observe(node, Observation::LogEnds)).collect()
+        (0..self.nodes.len()).map(|node| self.observe(node, ObserverRequest::LogEnds)).collect()
     }
 
     /// Returns a sentence for each log that has errors after these ends. Nodes of one machine have the same kernel.
     pub(crate) fn find_errors(&self, ends: Vec<LogEnds>) -> Result<Vec<String>, BenchError> {
         let mut faults = Vec::new();
         for (node, end) in ends.into_iter().enumerate() {
-            let mut found: Vec<String> = self.observe(node, Observation::LogErrors(end))?;
+            let mut found: Vec<String> = self.observe(node, ObserverRequest::LogErrors(end))?;
             found.retain(|fault| !faults.contains(fault));
             faults.extend(found);
         }

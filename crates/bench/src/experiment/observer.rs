@@ -18,12 +18,12 @@ use crate::endpoint::print_line;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ObservedNode {
     pub(super) node: LocalNode,
-    pub(super) observation: Observation,
+    pub(super) observation: ObserverRequest,
 }
 
 /// An observation. Its result is JSON.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Observation {
+pub(crate) enum ObserverRequest {
     /// The [`ResourceCounts`].
     Resources,
     /// The [`LogEnds`].
@@ -63,11 +63,11 @@ pub(crate) struct ProcessMemory {
 pub(crate) fn run_observer(specification: &str) -> io::Result<()> {
     let ObservedNode { node, observation } = serde_json::from_str(specification)?;
     let result = match observation {
-        Observation::Resources => json!(ResourceCounts::of_node(&node)),
-        Observation::LogEnds => json!(LogEnds::read(&node)),
-        Observation::LogErrors(begin) => json!(begin.find_errors(&node)),
-        Observation::Memory { pid } => json!(ProcessMemory::read(pid)?),
-        Observation::Signal { processes, signals } => json!(send_signals(&node, &processes, &signals)?),
+        ObserverRequest::Resources => json!(ResourceCounts::of_node(&node)),
+        ObserverRequest::LogEnds => json!(LogEnds::read(&node)),
+        ObserverRequest::LogErrors(begin) => json!(begin.find_errors(&node)),
+        ObserverRequest::Memory { pid } => json!(ProcessMemory::read(pid)?),
+        ObserverRequest::Signal { processes, signals } => json!(send_signals(&node, &processes, &signals)?),
     };
     print_line(&result.to_string())
 }

@@ -10,9 +10,9 @@ use farfork_terminal::output;
 use serde_json::json;
 use tonic::Code;
 
-use super::Plan;
+use super::BenchPlan;
 use super::error::PlanError;
-use super::machine::Machines;
+use super::machine::ConnectedMachines;
 use super::results::{RunResults, follow};
 use super::run::PlanRun;
 use super::validation::PlanOverrides;
@@ -24,22 +24,13 @@ use crate::machine;
 struct PlanArgs {
     /// File with the plan.
     plan: PathBuf,
-    /// Use this inventory instead of the plan's.
-    #[arg(long, value_name = "FILE")]
-    inventory: Option<PathBuf>,
-    /// Do not use these hosts and groups, although steps name them.
-    #[arg(long, value_name = "HOST", value_delimiter = ',')]
-    exclude: Vec<String>,
-    /// Keep the results in this directory instead of the plan's.
-    #[arg(long, value_name = "DIR")]
-    results: Option<PathBuf>,
+    #[command(flatten)]
+    overrides: PlanOverrides,
 }
 
 impl PlanArgs {
-    fn read(&self) -> anyhow::Result<Plan> {
-        let Self { inventory, exclude, results, .. } = self;
-        let (inventory, exclude, results) = (inventory.clone(), exclude.clone(), results.clone());
-        Ok(Plan::read(&self.plan, &PlanOverrides { inventory, exclude, results }).map_err(failure)?)
+    fn read(&self) -> anyhow::Result<BenchPlan> {
+        Ok(BenchPlan::read(&self.plan, &self.overrides).map_err(failure)?)
     }
 }
 
@@ -85,32 +76,16 @@ impl RunPlan {
             output::print_report(global.json, || check_document(&plan), || check_text(&plan));
             return Ok(ExitCode::SUCCESS);
         }
-        let farfork = machine::find_farfork()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let results = RunResults::create(&plan.results, !global.json).map_err(failure)?;
-        let hosts = plan.hosts();
-        let ran = runtime.block_on(async {
-            let machines = tokio::select! {
-                () = wait_for_interrupt() => return Err(PlanError::Interrupted),
-                machines = Machines::connect(plan.inventory.as_ref(), &hosts, &farfork) => machines?,
-            };
-            let farfork = farfork.to_string_lossy();
-            let run = PlanRun {
-                plan: &plan,
-                machines: &machines,
-                results: &results,
-                farfork: &farfork,
-                keeps_going: self.keep_going,
-            };
+        results.link_latest().map_err(failure)?;
+        let text = format!("results: {}", results.directory().display());
+        execute(&plan, &results, global, &text, async |machines| {
+            let run = PlanRun { plan: &plan, machines: &machines, results: &results, keeps_going: self.keep_going };
             let ran = run.run(wait_for_interrupt()).await;
             let cleaned = run.clean_up(wait_for_interrupt()).await;
             machines.close().await;
             ran.and(cleaned)
-        });
-        let document = results.finish(&plan.file, ran.as_ref().err()).map_err(failure)?;
-        output::print_report(global.json, || document, || format!("results: {}", results.directory().display()));
-        ran.map_err(failure)?;
-        Ok(ExitCode::SUCCESS)
+        })
     }
 }
 
@@ -131,31 +106,46 @@ pub(crate) struct CleanPlan {
 impl CleanPlan {
     pub(crate) fn run(&self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let plan = self.plan.read()?;
-        let farfork = machine::find_farfork()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let results = RunResults::create(&plan.results, !global.json).map_err(failure)?;
-        let cleaned = runtime.block_on(async {
-            let machines = Machines::connect(plan.inventory.as_ref(), &plan.hosts(), &farfork).await?;
-            let farfork = farfork.to_string_lossy();
-            let run =
-                PlanRun { plan: &plan, machines: &machines, results: &results, farfork: &farfork, keeps_going: false };
+        execute(&plan, &results, global, "cleaned", async |machines| {
+            let run = PlanRun { plan: &plan, machines: &machines, results: &results, keeps_going: false };
             let cleaned = run.clean_up(wait_for_interrupt()).await;
             cleaned.and(machines.remove_copies(&plan.sync).await)
-        });
-        let document = results.finish(&plan.file, cleaned.as_ref().err()).map_err(failure)?;
-        output::print_report(global.json, || document, || "cleaned".to_owned());
-        cleaned.map_err(failure)?;
-        Ok(ExitCode::SUCCESS)
+        })
     }
 }
 
-fn check_document(plan: &Plan) -> serde_json::Value {
+/// Connects to the hosts of a plan, does the work there, and prints the outcome. `text` is for people, after a success.
+fn execute(
+    plan: &BenchPlan,
+    results: &RunResults,
+    global: &GlobalArgs,
+    text: &str,
+    work: impl AsyncFnOnce(ConnectedMachines) -> Result<(), PlanError>,
+) -> anyhow::Result<ExitCode> {
+    let (farfork, hosts) = (machine::find_farfork()?, plan.hosts());
+    // Heartbeats are sent by another thread than the one that prints: a terminal may block it.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let done = runtime.block_on(async {
+        let machines = tokio::select! {
+            () = wait_for_interrupt() => return Err(PlanError::Interrupted),
+            machines = ConnectedMachines::connect(plan.inventory.as_ref(), &hosts, &farfork) => machines?,
+        };
+        work(machines).await
+    });
+    let document = results.finish(&plan.file, done.as_ref().err()).map_err(failure)?;
+    output::print_report(global.json, || document, || text.to_owned());
+    done.map_err(failure)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check_document(plan: &BenchPlan) -> serde_json::Value {
     let hosts: Vec<String> = plan.hosts().iter().map(ToString::to_string).collect();
     let steps: Vec<&str> = plan.steps.iter().map(|step| step.name.as_str()).collect();
     json!({ "plan": plan.file, "hosts": hosts, "rounds": plan.rounds(), "steps": steps })
 }
 
-fn check_text(plan: &Plan) -> String {
+fn check_text(plan: &BenchPlan) -> String {
     let hosts: Vec<String> = plan.hosts().iter().map(ToString::to_string).collect();
     let hosts = if hosts.is_empty() { "none".to_owned() } else { hosts.join(", ") };
     let steps: Vec<&str> = plan.steps.iter().map(|step| step.name.as_str()).collect();

@@ -1,4 +1,4 @@
-//! The form of a plan. `validation` turns it into a [`Plan`](super::Plan).
+//! The form of a plan. `validation` turns it into a [`BenchPlan`](super::BenchPlan).
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU16, NonZeroU64};

@@ -1,4 +1,4 @@
-//! [`Machines`]: the connected hosts of a plan, and this machine. All run commands in the same way.
+//! [`ConnectedMachines`]: the connected hosts of a plan, and this machine. All run commands in the same way.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use farfork_remote::inventory::{Inventory, TrafficEndpoint};
-use farfork_remote::ssh::{
-    CopyOutcome, HostCommand, HostKeyPolicy, RemoteError, RemoteHost, RunningCommand, SshClient,
-};
+use farfork_remote::ssh::{HostCommand, HostKeyPolicy, RemoteError, RemoteHost, RunningCommand, SshClient};
 use farfork_wire::NodeName;
 use futures_util::future::try_join_all;
 use tokio::process::Command;
@@ -25,7 +23,7 @@ const RUNNER_DIRECTORY_SCRIPT: &str = r#"printf %s "${XDG_CACHE_HOME:-$HOME/.cac
 
 /// Hosts and this machine.
 #[derive(Debug)]
-pub(super) struct Machines {
+pub(super) struct ConnectedMachines {
     hosts: Vec<ConnectedHost>,
     /// The program `farfork` of this machine, whose `remote-runner` kills a command when its coordinator ends.
     farfork: PathBuf,
@@ -35,8 +33,8 @@ pub(super) struct Machines {
 
 /// A host with the program that runs commands there.
 #[derive(Debug)]
-struct ConnectedHost {
-    host: RemoteHost,
+pub(super) struct ConnectedHost {
+    pub(super) host: RemoteHost,
     /// The directory of the runner, which has nothing else.
     directory: String,
 }
@@ -53,7 +51,7 @@ pub(super) enum StepMachine<'a> {
     /// This machine.
     Coordinator,
     /// A host.
-    Host(&'a RemoteHost),
+    Host(&'a ConnectedHost),
 }
 
 impl StepMachine<'_> {
@@ -61,12 +59,12 @@ impl StepMachine<'_> {
     pub(super) fn name(&self) -> &str {
         match self {
             Self::Coordinator => COORDINATOR,
-            Self::Host(host) => host.name(),
+            Self::Host(connected) => connected.host.name(),
         }
     }
 }
 
-impl Machines {
+impl ConnectedMachines {
     /// Connects to hosts, and copies the runner to them.
     pub(super) async fn connect(
         inventory: Option<&Inventory>,
@@ -101,18 +99,23 @@ impl Machines {
     }
 
     /// A connected host.
-    pub(super) fn host(&self, name: &NodeName) -> StepMachine<'_> {
+    pub(super) fn host(&self, name: &NodeName) -> &ConnectedHost {
         let connected = self.hosts.iter().find(|connected| connected.host.name() == name.as_str());
-        StepMachine::Host(&connected.expect("all hosts of the plan are connected").host)
+        connected.expect("all hosts of the plan are connected")
+    }
+
+    /// The program `farfork` of this machine.
+    pub(super) fn farfork(&self) -> &Path {
+        &self.farfork
     }
 
     /// The values of all variables on a machine, in a round with these values of the parameters.
     pub(super) fn values(&self, machine: StepMachine<'_>, round: &Values) -> Values {
         let mut values: Values = self.addresses.clone().into_iter().chain(round.clone()).collect();
-        if let StepMachine::Host(host) = machine {
-            let address = self.addresses[&format!("{VARIABLE_ADDRESS}.{}", host.name())].clone();
+        if let StepMachine::Host(_) = machine {
+            let address = self.addresses[&format!("{VARIABLE_ADDRESS}.{}", machine.name())].clone();
             values.insert(VARIABLE_ADDRESS.to_owned(), address);
-            values.insert(VARIABLE_HOST.to_owned(), host.name().to_owned());
+            values.insert(VARIABLE_HOST.to_owned(), machine.name().to_owned());
         }
         values
     }
@@ -120,7 +123,7 @@ impl Machines {
     /// Runs a short script of `sh` on a machine. Returns its exit status.
     pub(super) async fn test(&self, machine: StepMachine<'_>, script: &str, argument: &str) -> Result<i32, PlanError> {
         match machine {
-            StepMachine::Host(host) => Ok(host.script(script, &[argument], b"").await?.status),
+            StepMachine::Host(connected) => Ok(connected.host.script(script, &[argument], b"").await?.status),
             StepMachine::Coordinator => {
                 let mut command = Command::new("sh");
                 command
@@ -129,7 +132,7 @@ impl Machines {
                     .stdout(Stdio::null())
                     .stderr(Stdio::null());
                 let status = command.status().await;
-                let status = status.map_err(|cause| PlanError::File { path: "sh".into(), cause })?;
+                let status = status.map_err(|cause| RemoteError::Local { action: "run sh", cause })?;
                 Ok(status.code().unwrap_or(-1))
             }
         }
@@ -139,10 +142,7 @@ impl Machines {
     pub(super) fn start(&self, machine: StepMachine<'_>, command: &HostCommand) -> Result<RunningCommand, RemoteError> {
         match machine {
             StepMachine::Coordinator => RunningCommand::start_here(&self.farfork, command),
-            StepMachine::Host(host) => {
-                let connected = self.hosts.iter().find(|connected| connected.host.name() == host.name());
-                host.start(&connected.expect("it is connected").runner(), command)
-            }
+            StepMachine::Host(connected) => connected.host.start(&connected.runner(), command),
         }
     }
 
@@ -150,7 +150,7 @@ impl Machines {
     pub(super) async fn sync(&self, path: &SyncedPath) -> Result<(), PlanError> {
         let metadata = fs::metadata(&path.from).map_err(|cause| PlanError::File { path: path.from.clone(), cause })?;
         let copy = async |name: &NodeName| {
-            let StepMachine::Host(host) = self.host(name) else { return Ok(CopyOutcome::Unchanged) };
+            let host = &self.host(name).host;
             if metadata.is_dir() {
                 host.copy_directory(&path.from, &path.to).await
             } else {

@@ -1,6 +1,6 @@
 //! `farfork bench run PLAN.toml`: commands and experiments on the hosts of an inventory, in the order of a plan.
 
-// document: the form of the file ──▶ validation: `Plan` ──▶ run: rounds and their order
+// document: the form of the file ──▶ validation: `BenchPlan` ──▶ run: rounds and their order
 //                                                             └─▶ step: one step on its machines
 //                                                                   └─▶ machine: a host, or this machine
 // results: the directory with all output; `follow` shows a part of it. template: words with variables.
@@ -24,7 +24,7 @@ use farfork_remote::inventory::Inventory;
 use farfork_wire::NodeName;
 
 pub(crate) use self::command::{CleanPlan, RunPlan};
-use self::template::Template;
+use self::template::WordTemplate;
 
 /// The variable with the name of the host on which a step runs.
 const VARIABLE_HOST: &str = "host";
@@ -69,7 +69,7 @@ const VARIABLE_ADDRESS: &str = "address";
 /// command = ["rm", "-rf", "/tmp/scratch"]
 /// ```
 #[derive(Debug)]
-struct Plan {
+struct BenchPlan {
     file: PathBuf,
     /// Present if any step or synchronised path names hosts.
     inventory: Option<Inventory>,
@@ -101,10 +101,10 @@ struct SyncedPath {
 struct PlanStep {
     name: String,
     program: StepProgram,
-    words: Vec<Template>,
+    words: Vec<WordTemplate>,
     machines: StepMachines,
-    directory: Option<Template>,
-    environment: Vec<(String, Template)>,
+    directory: Option<WordTemplate>,
+    environment: Vec<(String, WordTemplate)>,
     /// The indices of the steps that are complete before this one starts.
     after: Vec<usize>,
     /// Whether it runs before the rounds, once.
@@ -119,7 +119,7 @@ struct PlanStep {
     retries: u32,
 }
 
-/// What the words of a step are.
+/// The meaning of the words of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StepProgram {
     /// A program and its arguments.
@@ -148,7 +148,7 @@ enum ReadyCondition {
     File(String),
 }
 
-impl Plan {
+impl BenchPlan {
     /// Reads and validates a plan.
     fn read(file: &Path, overrides: &validation::PlanOverrides) -> Result<Self, error::PlanError> {
         let text =

@@ -29,7 +29,7 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(100);
 /// ```text
 /// results/latest/hosts/NAME.log            all output of a machine, with the names of the steps
 /// results/latest/round-1/STEP.NAME.out     standard output of a step
-/// results/latest/experiments/STEP.json     results of an experiment, for `farfork bench report`
+/// results/latest/experiments/STEP-round-1.json  results of an experiment, for `farfork bench report`
 /// results/latest/outcome.json              how each step ended
 /// ```
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub(super) struct StepOutcome {
 }
 
 impl RunResults {
-    /// Makes a directory for a run below `results`.
+    /// Makes a directory for a run or a cleanup below `results`.
     pub(super) fn create(results: &Path, prints_lines: bool) -> Result<Self, PlanError> {
         let time = humantime::format_rfc3339_millis(SystemTime::now()).to_string().replace(':', "-");
         let directory = results.join(format!("run-{time}"));
@@ -67,13 +67,17 @@ impl RunResults {
             fs::create_dir_all(results)?;
             // Fails if another run has it.
             fs::create_dir(&directory)?;
-            fs::create_dir(directory.join("hosts"))?;
-            let (link, new) = (results.join(LATEST), directory.join(LATEST));
-            symlink(directory.file_name().expect("it was joined"), &new)?;
-            fs::rename(&new, &link)
+            fs::create_dir(directory.join("hosts"))
         };
         make().map_err(file_error(&directory))?;
         Ok(Self { directory, prints_lines, logs: Mutex::default(), outcomes: Mutex::default() })
+    }
+
+    /// Makes `latest` lead to this run.
+    pub(super) fn link_latest(&self) -> Result<(), PlanError> {
+        let (link, new) = (self.directory.with_file_name(LATEST), self.directory.join(LATEST));
+        let name = self.directory.file_name().expect("it has a name");
+        symlink(name, &new).and_then(|()| fs::rename(&new, &link)).map_err(file_error(&link))
     }
 
     /// The directory.
@@ -107,7 +111,7 @@ impl RunResults {
         is_shown: bool,
     ) -> Result<(), PlanError> {
         if line.stream == OutputStream::Stdout {
-            write_line(stdout, &[&line.bytes]).map_err(file_error(&self.directory))?;
+            stdout.write_all(&[&line.bytes[..], b"\n"].concat()).map_err(file_error(&self.directory))?;
         }
         if is_shown {
             self.log(machine, step, &line.bytes)?;
@@ -124,9 +128,10 @@ impl RunResults {
             logs.insert(machine.to_owned(), log);
         }
         let log = logs.get_mut(machine).expect("it was inserted");
-        write_line(log, &[b"[", step.as_bytes(), b"] ", text]).map_err(file_error(&path))?;
+        let line = [b"[", step.as_bytes(), b"] ", text, b"\n"].concat();
+        log.write_all(&line).map_err(file_error(&path))?;
         if self.prints_lines {
-            let line = [machine.as_bytes(), b" [", step.as_bytes(), b"] ", text, b"\n"].concat();
+            let line = [machine.as_bytes(), b" ", &line].concat();
             // A terminal that is gone does not end the run.
             let _ = output::write_bytes(&line);
         }
@@ -181,10 +186,6 @@ pub(super) fn follow(results: &Path, machine: &str) -> Result<(), PlanError> {
 
 fn log_path(directory: &Path, machine: &str) -> PathBuf {
     directory.join("hosts").join(format!("{machine}.log"))
-}
-
-fn write_line(file: &mut File, parts: &[&[u8]]) -> io::Result<()> {
-    file.write_all(&[&parts.concat()[..], b"\n"].concat())
 }
 
 fn file_error(path: &Path) -> impl Fn(io::Error) -> PlanError {

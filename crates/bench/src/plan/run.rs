@@ -8,27 +8,25 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, watch};
 
 use super::error::PlanError;
-use super::machine::Machines;
+use super::machine::ConnectedMachines;
 use super::results::RunResults;
-use super::step::{Round, StepRun};
+use super::step::{PlanRound, StepRun};
 use super::template::Values;
-use super::{Plan, PlanStep};
+use super::{BenchPlan, PlanStep};
 
 /// A run of a plan.
 #[derive(Debug)]
 pub(super) struct PlanRun<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) machines: &'a Machines,
+    pub(super) plan: &'a BenchPlan,
+    pub(super) machines: &'a ConnectedMachines,
     pub(super) results: &'a RunResults,
-    /// The program of experiments.
-    pub(super) farfork: &'a str,
     /// Whether the next rounds run after a failure.
     pub(super) keeps_going: bool,
 }
 
 /// How far a step is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum StepProgress {
     Waiting,
     /// The number of machines on which it is not ready.
     Running(usize),
@@ -76,36 +74,35 @@ impl PlanRun<'_> {
         failure
     }
 
-    fn round(&self, name: impl Into<String>, values: Values) -> Round<'_> {
-        let Self { machines, results, farfork, .. } = *self;
-        Round { machines, results, farfork, name: name.into(), values }
+    fn round(&self, name: impl Into<String>, values: Values) -> PlanRound<'_> {
+        PlanRound { machines: self.machines, results: self.results, name: name.into(), values }
     }
 
     /// Runs those of the steps that are selected, each after the steps that it names. At the end, stops those that still run.
     async fn run_steps(
         &self,
-        round: &Round<'_>,
+        round: &PlanRound<'_>,
         steps: &[PlanStep],
         is_selected: impl Fn(&PlanStep) -> bool,
         mut interrupted: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<(), PlanError> {
         let (stop, must_stop) = watch::channel(false);
         let (ready, mut becomes_ready) = mpsc::unbounded_channel();
-        let initial = |step| if is_selected(step) { Progress::Waiting } else { Progress::Complete };
-        let mut progress: Vec<Progress> = steps.iter().map(initial).collect();
+        let initial = |step| if is_selected(step) { StepProgress::Waiting } else { StepProgress::Complete };
+        let mut progress: Vec<StepProgress> = steps.iter().map(initial).collect();
         let mut running = FuturesUnordered::new();
         let result = loop {
             let can_start = |index: &usize| {
-                let is_complete =
-                    |before: &usize| progress.get(*before).is_none_or(|before| *before == Progress::Complete);
-                progress[*index] == Progress::Waiting && steps[*index].after.iter().all(is_complete)
+                let is_complete = |before: &usize| progress[*before] == StepProgress::Complete;
+                progress[*index] == StepProgress::Waiting && steps[*index].after.iter().all(is_complete)
             };
             for index in (0..steps.len()).filter(can_start).collect::<Vec<_>>() {
                 let step = &steps[index];
-                progress[index] = Progress::Running(StepRun::machines_count(step));
-                running.push(run_step(index, round, step, must_stop.clone(), ready.clone()));
+                progress[index] = StepProgress::Running(StepRun::machines_count(step));
+                let run = StepRun { round, step, must_stop: must_stop.clone(), ready: ready.clone(), index };
+                running.push(async move { (index, run.run().await) });
             }
-            if progress.iter().all(|progress| *progress == Progress::Complete) {
+            if progress.iter().all(|progress| *progress == StepProgress::Complete) {
                 break Ok(());
             }
             tokio::select! {
@@ -113,12 +110,12 @@ impl PlanRun<'_> {
                 () = &mut interrupted => break Err(PlanError::Interrupted),
                 Some(index) = becomes_ready.recv() => {
                     progress[index] = match progress[index] {
-                        Progress::Running(count @ 2..) => Progress::Running(count - 1),
-                        _ => Progress::Complete,
+                        StepProgress::Running(count @ 2..) => StepProgress::Running(count - 1),
+                        _ => StepProgress::Complete,
                     };
                 }
                 Some((index, result)) = running.next() => match result {
-                    Ok(()) => progress[index] = Progress::Complete,
+                    Ok(()) => progress[index] = StepProgress::Complete,
                     Err(error) => break Err(error),
                 },
             }
@@ -131,14 +128,4 @@ impl PlanRun<'_> {
         }
         result.and(failure)
     }
-}
-
-async fn run_step(
-    index: usize,
-    round: &Round<'_>,
-    step: &PlanStep,
-    must_stop: watch::Receiver<bool>,
-    ready: mpsc::UnboundedSender<usize>,
-) -> (usize, Result<(), PlanError>) {
-    (index, StepRun { round, step, must_stop, ready, index }.run().await)
 }

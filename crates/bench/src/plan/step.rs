@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use super::error::PlanError;
-use super::machine::{Machines, StepMachine};
+use super::machine::{ConnectedMachines, StepMachine};
 use super::results::{RunResults, StepOutcome};
 use super::template::Values;
 use super::{PlanStep, ReadyCondition, StepMachines, StepProgram};
@@ -23,13 +23,11 @@ const PORT_SCRIPT: &str = r#"cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep
 /// Succeeds if the machine has file $1.
 const FILE_SCRIPT: &str = r#"[ -e "$1" ]"#;
 
-/// What the steps of a round share.
+/// Properties that all steps of a round share.
 #[derive(Debug)]
-pub(super) struct Round<'a> {
-    pub(super) machines: &'a Machines,
+pub(super) struct PlanRound<'a> {
+    pub(super) machines: &'a ConnectedMachines,
     pub(super) results: &'a RunResults,
-    /// The program of experiments.
-    pub(super) farfork: &'a str,
     /// `once`, `round-N` or `cleanup`.
     pub(super) name: String,
     pub(super) values: Values,
@@ -38,7 +36,7 @@ pub(super) struct Round<'a> {
 /// A step that runs.
 #[derive(Debug)]
 pub(super) struct StepRun<'a> {
-    pub(super) round: &'a Round<'a>,
+    pub(super) round: &'a PlanRound<'a>,
     pub(super) step: &'a PlanStep,
     /// Becomes true when all commands must end.
     pub(super) must_stop: watch::Receiver<bool>,
@@ -70,11 +68,15 @@ impl StepRun<'_> {
     pub(super) async fn run(&self) -> Result<(), PlanError> {
         let machines: Vec<StepMachine<'_>> = match &self.step.machines {
             StepMachines::Coordinator => vec![StepMachine::Coordinator],
-            StepMachines::Hosts(hosts) => hosts.iter().map(|name| self.round.machines.host(name)).collect(),
+            StepMachines::Hosts(hosts) => {
+                hosts.iter().map(|name| StepMachine::Host(self.round.machines.host(name))).collect()
+            }
         };
         if self.step.one_by_one {
             for machine in machines {
-                self.run_on(machine, &self.must_stop).await?;
+                if !*self.must_stop.borrow() {
+                    self.run_on(machine, &self.must_stop).await?;
+                }
             }
             return Ok(());
         }
@@ -104,7 +106,12 @@ impl StepRun<'_> {
         let result = loop {
             attempts += 1;
             match self.attempt(machine, must_stop.clone()).await {
-                Err(error) if attempts <= self.step.retries && !*must_stop.borrow() => {
+                // The next steps rely on a service that was ready.
+                Err(error)
+                    if attempts <= self.step.retries
+                        && !*must_stop.borrow()
+                        && !matches!(error, PlanError::ServiceEnded { .. }) =>
+                {
                     let text = format!("attempt {attempts} failed, and is repeated: {error}");
                     self.round.results.log(machine.name(), &self.step.name, text.as_bytes())?;
                 }
@@ -148,7 +155,7 @@ impl StepRun<'_> {
         }
         let status = match machine {
             StepMachine::Coordinator => running.wait_here().await?,
-            StepMachine::Host(host) => running.wait(host).await?,
+            StepMachine::Host(connected) => running.wait(&connected.host).await?,
         };
         let (step, machine) = (name.clone(), machine.name().to_owned());
         let log = self.round.results.log_path(&machine);
@@ -168,11 +175,11 @@ impl StepRun<'_> {
 
     fn command(&self, machine: StepMachine<'_>) -> HostCommand {
         let values = self.round.machines.values(machine, &self.round.values);
-        let render = |template: &super::template::Template| template.render(&values);
+        let render = |template: &super::template::WordTemplate| template.render(&values);
         let mut words: Vec<String> = self.step.words.iter().map(render).collect();
         if self.step.program == StepProgram::Experiment {
-            words =
-                [vec![self.round.farfork.to_owned(), "bench".to_owned()], words, vec!["--json".to_owned()]].concat();
+            let farfork = self.round.machines.farfork().to_string_lossy().into_owned();
+            words = [vec![farfork, "bench".to_owned()], words, vec!["--json".to_owned()]].concat();
         }
         let program = words.remove(0);
         let environment = self.step.environment.iter().map(|(name, value)| (name.clone(), render(value)));

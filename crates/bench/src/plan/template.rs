@@ -1,13 +1,13 @@
-//! [`Template`]: a word of a command with variables in braces, such as `--threads={threads}`.
+//! [`WordTemplate`]: a word of a command with variables in braces, such as `--threads={threads}`.
 
 use std::collections::BTreeMap;
 
 /// A text with variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Template(Vec<Part>);
+pub(super) struct WordTemplate(Vec<TemplatePart>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Text(String),
     Variable(String),
 }
@@ -15,7 +15,7 @@ enum Part {
 /// The values of variables, by name.
 pub(super) type Values = BTreeMap<String, String>;
 
-impl Template {
+impl WordTemplate {
     /// Parses a text. `{{` and `}}` stand for braces.
     ///
     /// # Errors
@@ -34,27 +34,27 @@ impl Template {
                 .split_once('}')
                 .filter(|(name, _)| brace == "{" && !name.contains('{'))
                 .ok_or("a brace without its counterpart; write {{ or }} for a brace itself")?;
-            parts.extend([Part::Text(std::mem::take(&mut literal)), Part::Variable(name.to_owned())]);
+            parts.extend([TemplatePart::Text(std::mem::take(&mut literal)), TemplatePart::Variable(name.to_owned())]);
             rest = after;
         }
-        parts.push(Part::Text(literal + rest));
-        parts.retain(|part| *part != Part::Text(String::new()));
+        parts.push(TemplatePart::Text(literal + rest));
+        parts.retain(|part| *part != TemplatePart::Text(String::new()));
         Ok(Self(parts))
     }
 
     /// The names of the variables.
     pub(super) fn variables(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|part| match part {
-            Part::Variable(name) => Some(name.as_str()),
-            Part::Text(_) => None,
+            TemplatePart::Variable(name) => Some(name.as_str()),
+            TemplatePart::Text(_) => None,
         })
     }
 
     /// The text with the values of its variables. All of them must have one.
     pub(super) fn render(&self, values: &Values) -> String {
-        let text = |part: &Part| match part {
-            Part::Text(text) => text.clone(),
-            Part::Variable(name) => values[name].clone(),
+        let text = |part: &TemplatePart| match part {
+            TemplatePart::Text(text) => text.clone(),
+            TemplatePart::Variable(name) => values[name].clone(),
         };
         self.0.iter().map(text).collect()
     }
@@ -62,7 +62,7 @@ impl Template {
 
 #[cfg(test)]
 mod tests {
-    use super::{Template, Values};
+    use super::{Values, WordTemplate};
 
     #[test]
     fn variables_are_replaced_and_doubled_braces_are_kept() {
@@ -75,12 +75,12 @@ mod tests {
             ("awk '{{print $1}}'", "awk '{print $1}'"),
             ("{{{a}}}", "{1}"),
         ] {
-            assert_eq!(Template::parse(text).unwrap().render(&values), expected, "{text}");
+            assert_eq!(WordTemplate::parse(text).unwrap().render(&values), expected, "{text}");
         }
-        let template = Template::parse("{a} {{b}} {address.n1}").unwrap();
+        let template = WordTemplate::parse("{a} {{b}} {address.n1}").unwrap();
         assert_eq!(template.variables().collect::<Vec<_>>(), ["a", "address.n1"]);
         for text in ["{", "}", "{a", "a}", "{{a}", "{a{b}}"] {
-            Template::parse(text).expect_err(text);
+            WordTemplate::parse(text).expect_err(text);
         }
     }
 }

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::error::PlanError;
 use super::validation::{PlanOverrides, validate};
-use super::{Plan, StepMachines};
+use super::{BenchPlan, StepMachines};
 
 const INVENTORY: &str = "
 [groups]
@@ -21,7 +21,7 @@ name = 'n3'
 ";
 
 /// Validates a plan next to an inventory of three hosts.
-fn validate_with(text: &str, exclude: &[&str]) -> Result<Plan, PlanError> {
+fn validate_with(text: &str, exclude: &[&str]) -> Result<BenchPlan, PlanError> {
     let directory = TempDir::new().unwrap();
     fs::write(directory.path().join("HOSTS.toml"), INVENTORY).unwrap();
     let exclude = exclude.iter().map(|name| (*name).to_owned()).collect();
@@ -34,7 +34,7 @@ fn plan(steps: &str) -> String {
     format!("inventory = 'HOSTS.toml'\n{steps}")
 }
 
-fn hosts_of(plan: &Plan, step: usize) -> Vec<String> {
+fn hosts_of(plan: &BenchPlan, step: usize) -> Vec<String> {
     match &plan.steps[step].machines {
         StepMachines::Hosts(hosts) => hosts.iter().map(ToString::to_string).collect(),
         StepMachines::Coordinator => Vec::new(),
@@ -100,6 +100,14 @@ fn errors_of_a_plan_have_a_position_and_a_cause() {
         (step("command = ['x']\n[[steps]]\nname = 's'\ncommand = ['x']"), "5:8", "a second step `s`"),
         (step("command = ['x']\nready = { tty = 1 }"), "4:11", "unknown variant"),
         (step("command = ['x']\ntimeout_s = 0"), "4:13", "nonzero"),
+        (step("command = ['x']\nenvironment = { A-B = 'x' }"), "4:17", "letters, digits and _"),
+        (step("command = ['x']\none_by_one = true\nready = { port = 1 }"), "5:9", "at once"),
+        (step("command = ['x']\n[[cleanup]]\nname = 'c'\nafter = []\ncommand = ['x']"), "5:8", "no meaning"),
+        (
+            plan(&format!("[[sync]]\nfrom = '.'\nto = '/opt'\nhosts = ['all']\n{}", step("command = ['x']"))),
+            "4:6",
+            "two parts",
+        ),
         (step("experiment = ['x']\nhosts = ['n1']"), "2:8", "in its own options"),
         ("[sweep]\nhost = [1]\n[[steps]]\nname = 's'\ncommand = ['x']".to_owned(), "2:1", "cannot be a parameter"),
         ("[sweep]\nt = []\n[[steps]]\nname = 's'\ncommand = ['x']".to_owned(), "2:1", "no values"),
@@ -110,7 +118,7 @@ fn errors_of_a_plan_have_a_position_and_a_cause() {
             "runs once",
         ),
         (
-            plan(&format!("[[sync]]\nfrom = 'none'\nto = '/x'\nhosts = ['all']\n{}", step("command = ['x']"))),
+            plan(&format!("[[sync]]\nfrom = 'none'\nto = '/opt/x'\nhosts = ['all']\n{}", step("command = ['x']"))),
             "3:8",
             "there is no",
         ),
@@ -129,6 +137,6 @@ fn errors_of_a_plan_have_a_position_and_a_cause() {
 
 #[test]
 fn a_plan_that_cannot_be_read_is_named() {
-    let error = Plan::read(Path::new("/nowhere/plan.toml"), &PlanOverrides::default()).unwrap_err().to_string();
+    let error = BenchPlan::read(Path::new("/nowhere/plan.toml"), &PlanOverrides::default()).unwrap_err().to_string();
     assert!(error.contains("/nowhere/plan.toml"), "{error}");
 }

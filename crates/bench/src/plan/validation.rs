@@ -6,15 +6,17 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use farfork_remote::inventory::{GROUP_ALL, HostSelection, Inventory, SourcePosition};
+use farfork_remote::shell::is_variable_name;
 use farfork_wire::NodeName;
 use toml::Spanned;
 
 use super::document::{PlanDocument, ReadyDocument, StepDocument, SweepValue, SyncDocument};
 use super::error::PlanError;
-use super::template::Template;
+use super::template::WordTemplate;
 use super::{
-    Plan, PlanStep, ReadyCondition, StepMachines, StepProgram, SweepParameter, SyncedPath, VARIABLE_ADDRESS,
+    BenchPlan, PlanStep, ReadyCondition, StepMachines, StepProgram, SweepParameter, SyncedPath, VARIABLE_ADDRESS,
     VARIABLE_HOST,
 };
 
@@ -24,19 +26,28 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
 /// The directory of the results without `results`, next to the plan.
 const RESULTS_DEFAULT: &str = "results";
 
+/// Minimum number of parts of the target of a copy, with the root: its whole directory is replaced.
+const SYNC_COMPONENTS_MIN: usize = 3;
+
+/// Longest name of a step or parameter, in bytes. It is a part of the name of a file.
+const NAME_BYTES_MAX: usize = 64;
+
 /// Options that replace values of the file.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Args)]
 pub(super) struct PlanOverrides {
-    /// The inventory.
+    /// Use this inventory instead of the plan's.
+    #[arg(long, value_name = "FILE")]
     pub(super) inventory: Option<PathBuf>,
-    /// Hosts and groups that no step uses.
+    /// Do not use these hosts and groups, although steps name them.
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub(super) exclude: Vec<String>,
-    /// The directory of the results.
+    /// Keep the results in this directory instead of the plan's.
+    #[arg(long, value_name = "DIR")]
     pub(super) results: Option<PathBuf>,
 }
 
 /// Validates the text of a plan. Relative paths of the plan are relative to the directory of `file`.
-pub(super) fn validate(file: &Path, text: &str, overrides: &PlanOverrides) -> Result<Plan, PlanError> {
+pub(super) fn validate(file: &Path, text: &str, overrides: &PlanOverrides) -> Result<BenchPlan, PlanError> {
     let source = SourceText { file, text };
     let mut document: PlanDocument =
         toml::from_str(text).map_err(|error| source.error(error.span().unwrap_or(0..0), error.message()))?;
@@ -48,14 +59,14 @@ pub(super) fn validate(file: &Path, text: &str, overrides: &PlanOverrides) -> Re
     let results = overrides.results.clone().unwrap_or_else(|| directory.join(results));
     let sweep = document.sweep.iter().map(|(name, values)| source.parameter(name, values)).collect::<Result<_, _>>()?;
     let validator =
-        Validator { source, document: &document, inventory: inventory.as_ref(), exclude: &overrides.exclude };
+        PlanValidator { source, document: &document, inventory: inventory.as_ref(), exclude: &overrides.exclude };
     let sync = document.sync.iter().map(|sync| validator.synced_path(sync, directory)).collect::<Result<_, _>>()?;
     let steps = validator.steps(&document.steps)?;
-    let cleanup = validator.steps(&document.cleanup)?;
+    let cleanup = validator.cleanup_steps()?;
     if steps.is_empty() {
         return Err(source.error(0..0, "no steps; add one with [[steps]]"));
     }
-    Ok(Plan { file: file.to_owned(), inventory, results, sweep, sync, steps, cleanup })
+    Ok(BenchPlan { file: file.to_owned(), inventory, results, sweep, sync, steps, cleanup })
 }
 
 /// A file and its text. Makes errors from spans of the text.
@@ -71,8 +82,8 @@ impl SourceText<'_> {
         PlanError::Content { position, cause: cause.to_string() }
     }
 
-    fn template(&self, text: &Spanned<String>) -> Result<Template, PlanError> {
-        Template::parse(text.as_ref()).map_err(|cause| self.error(text.span(), cause))
+    fn template(&self, text: &Spanned<String>) -> Result<WordTemplate, PlanError> {
+        WordTemplate::parse(text.as_ref()).map_err(|cause| self.error(text.span(), cause))
     }
 
     fn parameter(&self, name: &Spanned<String>, values: &[SweepValue]) -> Result<SweepParameter, PlanError> {
@@ -97,18 +108,19 @@ impl SourceText<'_> {
 }
 
 /// Validates the parts of a document that need all of it.
-struct Validator<'a> {
+struct PlanValidator<'a> {
     source: SourceText<'a>,
     document: &'a PlanDocument,
     inventory: Option<&'a Inventory>,
     exclude: &'a [String],
 }
 
-impl Validator<'_> {
+impl PlanValidator<'_> {
     fn synced_path(&self, sync: &SyncDocument, directory: &Path) -> Result<SyncedPath, PlanError> {
         let to = sync.to.as_ref();
-        if !to.starts_with('/') || Path::new(to).parent().is_none() {
-            return Err(self.source.error(sync.to.span(), "`to` is an absolute path below /"));
+        if !to.starts_with('/') || Path::new(to).components().count() < SYNC_COMPONENTS_MIN {
+            let cause = "`to` is an absolute path with at least two parts, because the object there is replaced";
+            return Err(self.source.error(sync.to.span(), cause));
         }
         let from = directory.join(sync.from.as_ref());
         if !from.exists() {
@@ -133,6 +145,19 @@ impl Validator<'_> {
         Ok(steps)
     }
 
+    /// The steps of the cleanup, which run one after the other.
+    fn cleanup_steps(&self) -> Result<Vec<PlanStep>, PlanError> {
+        for step in &self.document.cleanup {
+            if step.after.is_some() || step.ready.is_some() {
+                let cause = "the steps of the cleanup run one after the other: `after` and `ready` have no meaning";
+                return Err(self.source.error(step.name.span(), cause));
+            }
+        }
+        let mut steps = self.steps(&self.document.cleanup)?;
+        steps.iter_mut().for_each(|step| step.after.clear());
+        Ok(steps)
+    }
+
     fn step(&self, documents: &[StepDocument], index: usize) -> Result<PlanStep, PlanError> {
         let (step, defaults) = (&documents[index], &self.document.defaults);
         let (program, words) = match (&step.command, &step.experiment) {
@@ -153,11 +178,13 @@ impl Validator<'_> {
         let own = step.environment.iter();
         let inherited = defaults.environment.iter().filter(|(name, _)| !step.environment.contains_key(*name));
         let environment = inherited.chain(own).map(|(name, value)| {
-            let is_valid = !name.as_ref().is_empty() && !name.as_ref().contains(['=', '\0']);
-            let name_error = || self.source.error(name.span(), "it is not the name of a variable");
-            is_valid.then_some(()).ok_or_else(name_error)?;
+            let name_error = || self.source.error(name.span(), "the name of a variable has letters, digits and _");
+            is_variable_name(name.as_ref()).then_some(()).ok_or_else(name_error)?;
             Ok((name.as_ref().clone(), self.words(step, &machines, value)?))
         });
+        if let Some(ready) = step.ready.as_ref().filter(|_| step.one_by_one) {
+            return Err(self.source.error(ready.span(), "a service runs on all hosts at once; omit `one_by_one`"));
+        }
         let directory = step.directory.as_ref().or(defaults.directory.as_ref());
         Ok(PlanStep {
             name: step.name.as_ref().clone(),
@@ -185,7 +212,7 @@ impl Validator<'_> {
         step: &StepDocument,
         machines: &StepMachines,
         text: &Spanned<String>,
-    ) -> Result<Template, PlanError> {
+    ) -> Result<WordTemplate, PlanError> {
         let template = self.source.template(text)?;
         for name in template.variables() {
             let is_parameter = self.document.sweep.keys().any(|parameter| parameter.as_ref() == name);
@@ -267,8 +294,8 @@ impl Validator<'_> {
     }
 }
 
-/// Whether a name can be a part of the name of a file, and is no group of all hosts.
+/// Whether a name can be a part of the name of a file, and is not `all`.
 fn is_file_name(name: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-    !name.is_empty() && name.len() <= 64 && name.chars().all(is_allowed) && name != GROUP_ALL
+    !name.is_empty() && name.len() <= NAME_BYTES_MAX && name.chars().all(is_allowed) && name != GROUP_ALL
 }
