@@ -117,6 +117,6 @@ fn kill_descendants() -> io::Result<()> {
 }
 
 /// The exit status as a shell reports it.
-fn shell_status(status: ExitStatus) -> i32 {
+pub(crate) fn shell_status(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }

@@ -17,16 +17,28 @@ pub fn quote_all<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
+/// Whether a shell accepts `name` as the name of a variable.
+pub fn is_variable_name(name: &str) -> bool {
+    let is_first = |c: char| c.is_ascii_alphabetic() || c == '_';
+    name.starts_with(is_first) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
 
     use proptest::prelude::*;
 
-    use super::quote_all;
+    use super::{is_variable_name, quote_all};
 
     /// Prints each argument with a final NUL, which no argument contains.
     const PRINT_ARGUMENTS: &str = r#"for word do printf '%s\0' "$word"; done"#;
+
+    #[test]
+    fn names_of_variables_are_checked() {
+        assert!(is_variable_name("_A1"));
+        assert!(["", "1A", "A-B", "A=B", "A B", "A\n"].iter().all(|name| !is_variable_name(name)));
+    }
 
     /// Passes words through two shells, as sshd(8) and a script do. Returns the arguments that the script gets.
     fn arguments_after_shells(words: &[String]) -> Vec<String> {

@@ -1,6 +1,5 @@
 //! Commands on a host: scripts of `sh` that are short, and programs whose output is read line by line.
 
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -12,8 +11,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::connection::{RemoteHost, one_line};
 use super::error::RemoteError;
-use crate::runner::HEARTBEAT_INTERVAL;
-use crate::shell::{quote, quote_all};
+use crate::runner::{HEARTBEAT_INTERVAL, shell_status};
+use crate::shell::{is_variable_name, quote, quote_all};
 
 /// Exit status of ssh(1) if the connection fails. A remote command may have it, too.
 const SSH_FAILED: i32 = 255;
@@ -87,8 +86,7 @@ impl RemoteHost {
     /// The connection ends, or an argument contains NUL. Another exit status than 0 is no error.
     pub async fn script(&self, script: &str, arguments: &[&str], input: &[u8]) -> Result<ScriptOutput, RemoteError> {
         arguments.iter().try_for_each(|argument| self.check_argument(argument))?;
-        let words = ["exec", "sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied());
-        let mut command = self.ssh(&quote_all(words));
+        let mut command = self.script_command(script, arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let failed = |cause| RemoteError::Local { action: "run ssh", cause };
         let mut child = command.spawn().map_err(failed)?;
@@ -113,6 +111,11 @@ impl RemoteHost {
         let status = self.remote_status(status, &messages).await?;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         Ok(ScriptOutput { status, stdout: text(output), stderr: text(messages) })
+    }
+
+    /// ssh(1) with a script of `sh` and its arguments.
+    pub(super) fn script_command(&self, script: &str, arguments: &[&str]) -> Command {
+        self.ssh(&quote_all(["exec", "sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied())))
     }
 
     /// As [`Self::script`], and requires exit status 0. Returns the standard output.
@@ -234,11 +237,8 @@ impl RunningCommand {
     ///
     /// # Errors
     /// The program cannot be waited for.
-    pub async fn wait_here(mut self) -> Result<i32, RemoteError> {
-        while self.lines.recv().await.is_some() {}
-        let status = self.child.wait().await;
-        let status = status.map_err(|cause| RemoteError::Local { action: "wait for the command", cause })?;
-        Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+    pub async fn wait_here(self) -> Result<i32, RemoteError> {
+        self.wait_process().await.map(shell_status)
     }
 
     /// Waits for the end of the program, and drops lines that were not read. Returns the exit status; as in a shell, 128
@@ -246,10 +246,15 @@ impl RunningCommand {
     ///
     /// # Errors
     /// The connection ended before.
-    pub async fn wait(mut self, host: &RemoteHost) -> Result<i32, RemoteError> {
-        while self.lines.recv().await.is_some() {}
-        let status = self.child.wait().await.map_err(|cause| RemoteError::Local { action: "wait for ssh", cause })?;
+    pub async fn wait(self, host: &RemoteHost) -> Result<i32, RemoteError> {
+        let status = self.wait_process().await?;
         host.remote_status(status, b"").await
+    }
+
+    /// Waits for the end of the local process, the runner or ssh(1).
+    async fn wait_process(mut self) -> Result<ExitStatus, RemoteError> {
+        while self.lines.recv().await.is_some() {}
+        self.child.wait().await.map_err(|cause| RemoteError::Local { action: "wait for the command", cause })
     }
 }
 
@@ -257,11 +262,6 @@ impl Drop for RunningCommand {
     fn drop(&mut self) {
         self.heartbeat.abort();
     }
-}
-
-fn is_variable_name(name: &str) -> bool {
-    let is_first = |c: char| c.is_ascii_alphabetic() || c == '_';
-    name.starts_with(is_first) && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 /// Writes to the runner at intervals, so that it detects a dead connection.
@@ -293,7 +293,7 @@ async fn forward_lines(mut reader: impl AsyncBufRead + Unpin, stream: OutputStre
 
 #[cfg(test)]
 mod tests {
-    use super::{LINE_BYTES_MAX, OutputStream, forward_lines, is_variable_name};
+    use super::{LINE_BYTES_MAX, OutputStream, forward_lines};
 
     #[tokio::test]
     async fn output_is_split_into_lines_of_limited_length() {
@@ -306,11 +306,5 @@ mod tests {
             lengths.push(line.bytes.len());
         }
         assert_eq!(lengths, [1, 0, LINE_BYTES_MAX, 1, 4]);
-    }
-
-    #[test]
-    fn names_of_variables_are_checked() {
-        assert!(is_variable_name("_A1"));
-        assert!(["", "1A", "A-B", "A=B", "A B", "A\n"].iter().all(|name| !is_variable_name(name)));
     }
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use farfork_wire::NodeName;
 use tempfile::TempDir;
@@ -35,7 +36,7 @@ const COMMON_OPTIONS: &str = "\
 /// Name of the configuration file in the directory of a client.
 pub(super) const CONFIG_NAME: &str = "config";
 
-/// What happens with the key of a host that the file of known hosts does not have. A changed key is always refused.
+/// Whether a host is accepted whose key is not in the file of known hosts. A changed key is always refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum HostKeyPolicy {
     /// The connection is refused.
@@ -48,7 +49,7 @@ pub enum HostKeyPolicy {
 /// Connects to the hosts of one inventory.
 #[derive(Debug)]
 pub struct SshClient {
-    inventory: Inventory,
+    connect_timeout: Duration,
     /// The configuration file, and the control socket of each master. Only this user has access. The last connection removes
     /// the directory.
     directory: Arc<TempDir>,
@@ -67,7 +68,7 @@ impl SshClient {
         let text = config_text(inventory, policy);
         fs::write(directory.path().join(CONFIG_NAME), text).map_err(local("write the configuration of ssh"))?;
         Ok(Self {
-            inventory: inventory.clone(),
+            connect_timeout: inventory.connect_timeout(),
             directory: Arc::new(directory),
             connections_count: AtomicUsize::new(0),
         })
@@ -80,7 +81,7 @@ impl SshClient {
     /// the user.
     pub async fn connect(&self, host: &InventoryHost) -> Result<RemoteHost, RemoteError> {
         let number = self.connections_count.fetch_add(1, Ordering::Relaxed);
-        RemoteHost::connect(host, &self.directory, number, self.inventory.connect_timeout()).await
+        RemoteHost::connect(host, &self.directory, number, self.connect_timeout).await
     }
 }
 

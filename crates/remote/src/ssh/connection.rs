@@ -15,9 +15,6 @@ use super::config::CONFIG_NAME;
 use super::error::RemoteError;
 use crate::inventory::InventoryHost;
 
-/// Commands that sshd accepts on one connection at once, with the master's own (MaxSessions of sshd_config(5)).
-pub(super) const CONTROL_SESSIONS_MAX: usize = 10;
-
 /// First word of the line that the master's command prints.
 const CONNECTED_WORD: &str = "farfork-connected";
 

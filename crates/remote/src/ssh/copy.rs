@@ -6,11 +6,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ring::digest::{Context, SHA256};
-use tokio::io::AsyncReadExt as _;
 
 use super::connection::{RemoteHost, one_line};
 use super::error::RemoteError;
-use crate::shell::quote_all;
 
 /// Prints `same` if file $1 has the digest $2 and the mode $3, otherwise `different`.
 const COMPARE_SCRIPT: &str = r#"
@@ -69,16 +67,23 @@ impl RemoteHost {
             return Ok(CopyOutcome::Unchanged);
         }
         let input = File::open(local).map_err(|cause| local_error(local, cause))?;
-        let words = ["exec", "sh", "-c", REPLACE_SCRIPT, "sh"].into_iter().chain(arguments);
-        let mut command = self.ssh(&quote_all(words));
+        self.replace(path, REPLACE_SCRIPT, &arguments, input.into()).await
+    }
+
+    /// Runs a script that replaces the object at `path` by the standard input.
+    async fn replace(
+        &self,
+        path: &str,
+        script: &str,
+        arguments: &[&str],
+        input: Stdio,
+    ) -> Result<CopyOutcome, RemoteError> {
+        let mut command = self.script_command(script, arguments);
         command.stdin(input).stdout(Stdio::null()).stderr(Stdio::piped());
-        let failed = |cause| RemoteError::Local { action: "run ssh", cause };
-        let mut child = command.spawn().map_err(failed)?;
-        let mut messages = Vec::new();
-        child.stderr.take().expect("it is piped").read_to_end(&mut messages).await.map_err(failed)?;
-        match child.wait().await.map_err(failed)?.success() {
+        let output = command.output().await.map_err(|cause| RemoteError::Local { action: "run ssh", cause })?;
+        match output.status.success() {
             true => Ok(CopyOutcome::Copied),
-            false => Err(self.command_error(format!("write {path}"), one_line(&messages))),
+            false => Err(self.command_error(format!("write {path}"), one_line(&output.stderr))),
         }
     }
 
@@ -109,15 +114,11 @@ impl RemoteHost {
         }
         let failed = |cause| RemoteError::Local { action: "run tar", cause };
         let mut archive = archive_command(local).stdout(Stdio::piped()).spawn().map_err(failed)?;
-        let words = ["exec", "sh", "-c", UNPACK_SCRIPT, "sh", path, &digest];
-        let mut command = self.ssh(&quote_all(words));
-        command.stdin(archive.stdout.take().expect("it is piped")).stdout(Stdio::null()).stderr(Stdio::piped());
-        let output = command.output().await.map_err(failed)?;
+        let input = archive.stdout.take().expect("it is piped");
+        // Afterwards, this process no longer has the pipe, so tar does not wait for a reader.
+        let replaced = self.replace(path, UNPACK_SCRIPT, &[path, &digest], input.into()).await;
         archive.wait().map_err(failed)?;
-        match output.status.success() {
-            true => Ok(CopyOutcome::Copied),
-            false => Err(self.command_error(format!("write {path}"), one_line(&output.stderr))),
-        }
+        replaced
     }
 
     /// Removes a file of the host. A missing file is no error.

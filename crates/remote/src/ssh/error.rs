@@ -4,8 +4,6 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::connection::CONTROL_SESSIONS_MAX;
-
 /// Why something on a host failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
@@ -75,9 +73,7 @@ pub enum RemoteError {
         limit: Duration,
     },
     /// The connection ended.
-    #[error(
-        "host {host}: the connection ended: {detail}; a connection has at most {CONTROL_SESSIONS_MAX} commands at once"
-    )]
+    #[error("host {host}: the connection ended: {detail}")]
     Disconnected {
         /// The host.
         host: String,

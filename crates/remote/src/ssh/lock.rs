@@ -7,7 +7,6 @@ use tokio::process::{Child, ChildStdin};
 
 use super::connection::{RemoteHost, read_messages};
 use super::error::RemoteError;
-use crate::shell::quote_all;
 
 /// Locks the file $1, writes the holder $2 to it, and holds the lock until the standard input ends. Then removes the file,
 /// still locked. If the file that was locked is no longer the one with this name, tries again.
@@ -37,7 +36,7 @@ impl RemoteHost {
     /// [`RemoteError::Locked`] if another coordinator has the lock. The file cannot be created, or flock(1) is missing.
     pub async fn lock(&self, path: &str, holder: &str) -> Result<HostLock, RemoteError> {
         let holder = holder.replace('\n', " ");
-        let mut command = self.ssh(&quote_all(["exec", "sh", "-c", LOCK_SCRIPT, "sh", path, &holder]));
+        let mut command = self.script_command(LOCK_SCRIPT, &[path, &holder]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().map_err(|cause| RemoteError::Local { action: "run ssh", cause })?;
         let input = process.stdin.take();

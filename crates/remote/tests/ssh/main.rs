@@ -164,9 +164,11 @@ fn a_host_that_is_down_is_named_in_time() {
     let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
     let silent_port = silent.local_addr().expect("it is bound").port();
     block_on(async {
-        for (port, is_silent) in [(free_port("127.0.0.1"), false), (silent_port, true)] {
-            let host =
-                format!("connect_timeout_s = 1\n[[hosts]]\nname = \"n9\"\naddress = \"127.0.0.1\"\nport = {port}\n");
+        // ssh itself may need longer than a second to start.
+        for (port, is_silent, limit_s) in [(free_port("127.0.0.1"), false, 60), (silent_port, true, 1)] {
+            let host = format!(
+                "connect_timeout_s = {limit_s}\n[[hosts]]\nname = \"n9\"\naddress = \"127.0.0.1\"\nport = {port}\n"
+            );
             let inventory = Inventory::parse(Path::new("hosts.toml"), &host).expect("valid");
             let client = SshClient::new(&inventory, HostKeyPolicy::RequireKnown).expect("a directory");
             let began = Instant::now();
@@ -180,7 +182,7 @@ fn a_host_that_is_down_is_named_in_time() {
                 RemoteError::Timeout { .. } | RemoteError::Unreachable { .. } if is_silent => {}
                 other => panic!("{other:?}"),
             }
-            assert!(began.elapsed() < LIMIT, "the limit is 1 s");
+            assert!(began.elapsed() < 2 * LIMIT, "the limit is {limit_s} s");
         }
     });
     drop(fixture);
@@ -251,6 +253,8 @@ fn directories_are_copied_if_they_differ() {
         assert_eq!(fs::read_to_string(remote.join("link")).expect("a file of the copy"), "two");
         let parent = remote.parent().expect("a directory");
         assert_eq!(fs::read_dir(parent).expect("it exists").count(), 1, "no partial directory is left");
+        // More than a pipe has room for: tar must not wait for a reader.
+        fs::write(local.join("large"), vec![1; 1 << 20]).expect("it can be written");
         let refused = host.copy_directory(&local, "/proc/nowhere/directory").await.unwrap_err().to_string();
         assert!(refused.contains("host n1: cannot write /proc/nowhere/directory"), "{refused}");
         let missing = host.copy_directory(&local.join("missing"), text).await.unwrap_err().to_string();
@@ -398,8 +402,6 @@ fn a_program_ends_with_its_coordinator() {
         require_end(escaped).await;
         // The connection ends.
         let (running, escaped) = start_escaping(&fixture, &host, "wait").await;
-        let second = client.connect(&inventory.hosts()[0]);
-        drop(second);
         host.close().await;
         require_end(escaped).await;
         drop(running);
