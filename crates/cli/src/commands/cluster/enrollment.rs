@@ -96,7 +96,7 @@ Examples:
   farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400
 
 Exit status: 0 success, 1 failure, 2 wrong usage.")]
-pub(crate) struct Join {
+pub(crate) struct JoinCluster {
     /// Name of the node, unique in the cluster.
     #[arg(long, value_name = "NODE")]
     name: NodeName,
@@ -108,7 +108,7 @@ pub(crate) struct Join {
     token_file: PathBuf,
 }
 
-impl Join {
+impl JoinCluster {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let directory = global.trust();
         if directory.has_identity() {

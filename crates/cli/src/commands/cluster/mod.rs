@@ -37,11 +37,11 @@ pub(crate) struct ClusterArguments {
 
 #[derive(Subcommand)]
 enum ClusterCommand {
-    Deploy(deployment::Deploy),
-    Undeploy(deployment::Undeploy),
+    Deploy(deployment::DeployCluster),
+    Undeploy(deployment::UndeployCluster),
     Init(enrollment::Init),
     Token(enrollment::TokenCommand),
-    Join(enrollment::Join),
+    Join(enrollment::JoinCluster),
     Issue(enrollment::Issue),
     Revoke(revocation::Revoke),
     Rotate(revocation::Rotate),

@@ -27,7 +27,7 @@ pub(crate) struct RemoteNode {
     remove_volumes: bool,
 }
 
-/// What to do with the node.
+/// An operation on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RemoteOperation {
     /// Report the installed identity and the running daemon.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::settings::{NodeSettings, PROGRAMS};
 use super::{daemon, systemd};
 
-/// What was removed.
+/// The removed objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RemovalReport {
     /// Names of files, directories and processes.

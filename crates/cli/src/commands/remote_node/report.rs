@@ -15,17 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use super::daemon;
 use super::settings::NodeSettings;
-use super::systemd;
 
 /// The identity and the daemon of a machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeReport {
     /// The identity in the trust directory.
     pub(crate) identity: Option<IdentityReport>,
     /// The daemon of the run directory.
     pub(crate) daemon: Option<DaemonReport>,
-    /// Whether the unit of systemd is as the settings require; `true` without systemd.
-    pub(crate) is_unit_current: bool,
 }
 
 /// An identity, and the cluster that it belongs to.
@@ -60,8 +57,7 @@ impl NodeReport {
             Some(process) => Some(DaemonReport::inspect(settings, &process).await?),
             None => None,
         };
-        let is_unit_current = !systemd::is_running() || systemd::is_unit_current(settings);
-        Ok(Self { identity: IdentityReport::read(&settings.trust)?, daemon, is_unit_current })
+        Ok(Self { identity: IdentityReport::read(&settings.trust)?, daemon })
     }
 }
 

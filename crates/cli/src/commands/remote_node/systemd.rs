@@ -19,7 +19,7 @@ pub(super) fn is_running() -> bool {
 }
 
 /// Whether the unit is as the settings require.
-pub(super) fn is_unit_current(settings: &NodeSettings) -> bool {
+fn is_unit_current(settings: &NodeSettings) -> bool {
     fs::read_to_string(UNIT_PATH).is_ok_and(|text| text == unit_text(settings))
 }
 

@@ -1,4 +1,4 @@
-//! What must hold before anything is changed.
+//! Checks before anything is changed.
 
 use anyhow::{Context as _, bail};
 

@@ -34,7 +34,7 @@ Examples:
   farfork cluster deploy --inventory HOSTS.toml --accept-new-host-keys --json
 
 Exit status: 0 all hosts have a node, 1 failure, 2 wrong usage.")]
-pub(in super::super) struct Deploy {
+pub(in super::super) struct DeployCluster {
     #[command(flatten)]
     hosts: InventoryArgs,
 }
@@ -46,7 +46,7 @@ struct CheckedHosts {
     others: Vec<HostDeployment>,
 }
 
-impl Deploy {
+impl DeployCluster {
     pub(in super::super) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let inventory = self.hosts.read()?;
         let selected = inventory.select(&self.hosts.selection())?;

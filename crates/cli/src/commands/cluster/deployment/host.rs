@@ -49,11 +49,11 @@ pub(super) struct HostDeployment {
     staged: Vec<PathBuf>,
     /// The identity and the daemon of the host.
     pub(super) report: NodeReport,
-    /// What was changed, for people.
+    /// The changes, as text for people.
     pub(super) changes: Vec<String>,
 }
 
-/// What `ip -json address` prints about an interface.
+/// An interface in the output of `ip -json address`.
 #[derive(Debug, Deserialize)]
 struct InterfaceAddresses {
     addr_info: Vec<InterfaceAddress>,
@@ -76,8 +76,7 @@ impl HostDeployment {
         let remote = client.connect(host).await?;
         let lock = remote.lock(LOCK_PATH, &describe_coordinator(operation)).await?;
         let settings = node_settings(inventory, &remote).await?;
-        let report = NodeReport { identity: None, daemon: None, is_unit_current: true };
-        Ok(Self { remote, lock, settings, staged: Vec::new(), report, changes: Vec::new() })
+        Ok(Self { remote, lock, settings, staged: Vec::new(), report: NodeReport::default(), changes: Vec::new() })
     }
 
     /// Whether the host has a program, a directory or keys of a node.

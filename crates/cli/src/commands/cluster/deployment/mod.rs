@@ -9,5 +9,5 @@ mod host;
 mod outcome;
 mod undeploy;
 
-pub(super) use deploy::Deploy;
-pub(super) use undeploy::Undeploy;
+pub(super) use deploy::DeployCluster;
+pub(super) use undeploy::UndeployCluster;

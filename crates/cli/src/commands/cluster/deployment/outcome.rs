@@ -13,7 +13,7 @@ pub(super) struct HostOutcome {
     pub(super) address: Option<String>,
     /// The result, in one word: `unchanged`, `deployed`, `removed`, `absent`, `failed` or `skipped`.
     pub(super) outcome: &'static str,
-    /// What was changed; for `failed`, the error.
+    /// The changes; for `failed`, the error.
     pub(super) details: Vec<String>,
 }
 
@@ -35,9 +35,10 @@ pub(super) fn report(outcomes: &[HostOutcome], json: bool) -> bool {
         output::print_json(&serde_json::json!({ "hosts": outcomes }));
     } else {
         let mut table = Table::new(&["HOST", "ADDRESS", "OUTCOME", "CHANGES"]);
-        for HostOutcome { host, address, outcome, details } in outcomes {
-            let details = if *outcome == "failed" { String::new() } else { details.join(", ") };
-            table.add_row([host.clone(), address.clone().unwrap_or_default(), (*outcome).to_owned(), details]);
+        for outcome in outcomes {
+            let details = if outcome.has_failed() { String::new() } else { outcome.details.join(", ") };
+            let address = outcome.address.clone().unwrap_or_default();
+            table.add_row([outcome.host.clone(), address, outcome.outcome.to_owned(), details]);
         }
         table.print();
     }

@@ -29,7 +29,7 @@ Examples:
   farfork cluster undeploy --inventory HOSTS.toml --hosts n7
 
 Exit status: 0 no host has a node, 1 failure, 2 wrong usage.")]
-pub(in super::super) struct Undeploy {
+pub(in super::super) struct UndeployCluster {
     #[command(flatten)]
     hosts: InventoryArgs,
     /// Remove replicas of volumes in /var/lib/farfork, too. Data that no other node has is lost.
@@ -37,7 +37,7 @@ pub(in super::super) struct Undeploy {
     remove_volumes: bool,
 }
 
-impl Undeploy {
+impl UndeployCluster {
     pub(in super::super) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let inventory = self.hosts.read()?;
         let selected = inventory.select(&self.hosts.selection())?;
@@ -55,8 +55,9 @@ impl Undeploy {
         // The authority is last: until then, the others can still renew their certificates.
         let authority = inventory.authority().name.as_str();
         let (last, others): (Vec<_>, Vec<_>) = hosts.into_iter().partition(|host| host.remote.name() == authority);
-        let removed: Vec<String> = others.iter().map(|host| host.remote.name().to_owned()).collect();
         outcomes.extend(join_all(others.into_iter().map(|host| self.remove(host, None))).await);
+        let removed: Vec<String> =
+            outcomes.iter().filter(|outcome| !outcome.has_failed()).map(|outcome| outcome.host.clone()).collect();
         outcomes.extend(join_all(last.into_iter().map(|host| self.remove(host, Some(&removed)))).await);
         Ok(if outcome::report(&outcomes, global.json) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
