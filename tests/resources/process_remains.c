@@ -1,6 +1,6 @@
 /* Ended and stopped children: four have ended without being waited for, one of them with a core, and one with another exit
- * signal than SIGCHLD; one is stopped; and
- * one is orphaned and then adopted by the process, a subreaper. The child gets no repeated signals about them. */
+ * signal than SIGCHLD; one is stopped; and one is orphaned and then adopted by the process, a subreaper. The child gets no
+ * repeated signals about them, and keeps a pending signal of the same number. */
 #include "resource.h"
 
 #include <sys/prctl.h>
@@ -98,10 +98,20 @@ static void set_up(void) {
     REQUIRE(COMES_TRUE(__atomic_load_n(&shared->orphan, __ATOMIC_SEQ_CST) != 0));
     pids[ORPHAN] = shared->orphan;
     told_before = told;
+    sigset_t exit_signal;
+    sigemptyset(&exit_signal);
+    sigaddset(&exit_signal, SIGUSR1);
+    REQUIRE(sigprocmask(SIG_BLOCK, &exit_signal, NULL) == 0 && raise(SIGUSR1) == 0);
 }
 
 static void check(void) {
     int status, subreaper = 0;
+    sigset_t exit_signal;
+    struct timespec at_once = {0, 0};
+    sigemptyset(&exit_signal);
+    sigaddset(&exit_signal, SIGUSR1);
+    REQUIRE(sigtimedwait(&exit_signal, NULL, &at_once) == SIGUSR1, "the pending signal is lost");
+    REQUIRE(sigtimedwait(&exit_signal, NULL, &at_once) == -1, "the exit signal is repeated");
     REQUIRE(told == told_before, "%d signals about children, before %d", (int)told, (int)told_before);
     REQUIRE(waitpid(cloned, &status, __WCLONE) == cloned && WIFEXITED(status) && WEXITSTATUS(status) == 3);
     REQUIRE(prctl(PR_GET_CHILD_SUBREAPER, &subreaper) == 0 && subreaper == 1);

@@ -124,7 +124,9 @@ void restore(const struct plan *plan)
 	/* Set the attribute after all threads have changed their credentials, which resets it. */
 	CALL5(prctl, K_PR_SET_DUMPABLE, plan->dumpable, 0, 0, 0);
 	run_syscalls(plan, plan->syscalls_before_start);
+	/* Before the leader has its pending signals: the call discards those of this thread, too. */
 	consume_child_events(plan);
+	queue_pending_signals(plan, leader->pending_signals, leader->tid);
 	queue_pending_signals(plan, plan->pending_signals, 0);
 	set_limits(plan);
 	install_confinement(plan);

@@ -125,7 +125,6 @@ static void set_thread_attributes(const struct plan *plan, const struct plan_thr
 	/* Set after the credentials: a change of credentials clears it. */
 	if (thread->parent_death_signal != 0)
 		CALL5(prctl, K_PR_SET_PDEATHSIG, thread->parent_death_signal, 0, 0, 0);
-	queue_pending_signals(plan, thread->pending_signals, thread->tid);
 }
 
 /* Enters the thread through its signal frame.
@@ -305,6 +304,7 @@ static __attribute__((noreturn)) void run_thread(void *argument)
 	struct thread_scratch *scratch = scratch_page(plan);
 
 	set_thread_attributes(plan, thread);
+	queue_pending_signals(plan, thread->pending_signals, thread->tid);
 	if (__atomic_add_fetch(&scratch->threads_ready, 1, __ATOMIC_RELEASE) == plan->threads.count - 1)
 		CALL3(futex, &scratch->threads_ready, K_FUTEX_WAKE, 1);
 	futex_wait_until(&scratch->start, 1);
