@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The target and the number of the readiness signal of an open file.
+/// The target and the number of the signal of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdOwner {
     /// The target, with its id in the caller's pid namespace.
@@ -12,7 +12,7 @@ pub struct FdOwner {
     pub signal: u32,
 }
 
-/// The target of an open file's readiness signal.
+/// The target of an open file's signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum SignalTarget {

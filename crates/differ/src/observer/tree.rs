@@ -61,11 +61,7 @@ impl StoppedTree {
 
 /// The id of a process or thread in its own pid namespace.
 pub(super) fn inner_id(id: i32) -> std::io::Result<u32> {
-    // The thread's name may be no UTF-8.
-    let status = fs::read(format!("/proc/{id}/status"))?;
-    let status = String::from_utf8_lossy(&status);
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
-    let last = numbers.split_whitespace().last().and_then(|number| number.parse().ok());
+    let last = ProcStatus::read(id)?.namespace_ids.last().copied();
     last.ok_or_else(|| std::io::Error::other("its /proc/PID/status has no line NSpid"))
 }
 

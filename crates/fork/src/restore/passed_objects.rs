@@ -252,14 +252,14 @@ impl ObjectBuilder<'_> {
 
 impl ObjectBuilder<'_> {
     /// Opens shared memory. The first open file of a memfd gets the open file description of memfd_create(2), which
-    /// does not count as a writer. Any other writable description would prevent execution (ETXTBSY). It has none of
-    /// [`CACHE_FLAGS`].
+    /// does not count as a writer. Any other writable description would prevent execution (ETXTBSY).
+    /// memfd_create(2) sets none of [`CACHE_FLAGS`], so a file with one of them is opened again.
     fn open_memory(&mut self, object: u32, flags: u32, offset: u64) -> io::Result<OwnedFd> {
         let memfd = &self.shared[object as usize];
         let is_memfd = matches!(self.descriptor.shared_objects[object as usize].kind, SharedObjectKind::MemFd(_));
         let wanted = OFlags::from_bits_retain(flags);
-        let is_first_kind = wanted & OFlags::RWMODE == OFlags::RDWR && !wanted.intersects(CACHE_FLAGS);
-        if !is_memfd || !is_first_kind || !self.opened_memfds.insert(object) {
+        let can_be_original = wanted & OFlags::RWMODE == OFlags::RDWR && !wanted.intersects(CACHE_FLAGS);
+        if !is_memfd || !can_be_original || !self.opened_memfds.insert(object) {
             return reopen_memfd(memfd, flags, offset);
         }
         let mut first = memfd.try_clone()?;

@@ -180,7 +180,7 @@ impl FileTableBuilder<'_> {
         let holds = self.file_states.fdinfo.get(&number).is_some_and(|info| !info.locks.is_empty())
             || self.file_states.signal_owners.contains_key(&number);
         if index as usize == known && holds {
-            let reason = "it has a lock, or signals its readiness, which is not carried in flight; let the process receive it first";
+            let reason = "it has a lock, or a recipient of its signals (F_SETOWN), which is not carried in flight; let the process receive it first";
             self.refusals.push(Refusal::new(self.fd_name(fd), reason));
         }
         Ok(index)

@@ -70,10 +70,7 @@ impl OtherName {
         let Some(removed) = link.strip_suffix(DELETED_SUFFIX).filter(|_| has_name) else {
             return Self::NotNeeded;
         };
-        let is_it = |path: &Path| {
-            let at_path = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
-            at_path.is_ok_and(|at_path| identity(&at_path) == identity(found))
-        };
+        let is_it = |path: &Path| leads_to(path, found);
         // A name may end with the suffix, or the file may have got its name back.
         let current = [link, removed].map(|path| Path::new(OsStr::from_bytes(path)));
         if is_it(current[0]) {
@@ -93,19 +90,26 @@ impl OtherName {
 pub(in crate::capture) const OTHER_NAME_REASON: &str = "was removed, or never had a name (O_TMPFILE), but the file has \
      another name (a hard link) outside of this directory: not carried; open it by a name that it has, or remove that name";
 
+/// Size and times of a file that is being written may differ between two statx(2) calls.
+const STAT_RETRIES_MAX: usize = 3;
+
 /// Whether a path still leads to a mapped file. On an overlay, the mapped file is the file of a layer, which is on another
 /// mount.
 pub(in crate::capture) fn is_mapping_at_path(path: &[u8], found: impl Fn() -> Option<Statx>) -> bool {
-    /// Size and times of a file that is being written may differ between two statx(2) calls.
-    const STAT_RETRIES_MAX: usize = 3;
     let is_it = |found: &Statx| is_at_path(path, found) || has_same_times(path, found);
     (0..STAT_RETRIES_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
 }
 
-/// Whether a path leads to exactly the file of a statx(2) result, or, on an overlay, to a file that looks like it.
-pub(in crate::capture) fn is_same_file(path: &[u8], found: &Statx) -> bool {
-    let at_path = statx(CWD, Path::new(OsStr::from_bytes(path)), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
-    at_path.is_ok_and(|at_path| identity(&at_path) == identity(found)) || has_same_times(path, found)
+/// Whether a path leads to exactly the file of a statx(2) call, or, on an overlay, to a file that looks like it.
+pub(in crate::capture) fn is_same_file(path: &[u8], found: impl Fn() -> Option<Statx>) -> bool {
+    let is_it = |found: &Statx| leads_to(Path::new(OsStr::from_bytes(path)), found) || has_same_times(path, found);
+    (0..STAT_RETRIES_MAX).any(|_| found().is_some_and(|found| is_it(&found)))
+}
+
+/// Whether a path leads to this file, without following a symbolic link at its end.
+fn leads_to(path: &Path, found: &Statx) -> bool {
+    let at_path = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
+    at_path.is_ok_and(|at_path| identity(&at_path) == identity(found))
 }
 
 /// The device and inode number of a file.

@@ -181,9 +181,9 @@ fn has_ambiguous_path(pid: i32, entry: &MapEntry) -> bool {
         return false;
     }
     let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
-    // After the end of the mapping, `mapped` is an error.
-    let mapped = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
-    mapped.is_ok_and(|mapped| path_identity::is_same_file(&text, &mapped))
+    // After the end of the mapping, `mapped` is none.
+    let mapped = || statx(CWD, &link, AtFlags::empty(), StatxFlags::BASIC_STATS).ok();
+    path_identity::is_same_file(&text, mapped)
 }
 
 /// Returns the path of a mapped file, by which children open it.

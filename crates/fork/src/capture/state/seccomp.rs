@@ -71,7 +71,10 @@ impl SeccompFilters {
                 self.table.push(filter);
             }
         }
-        if let Some(call) = self.forbidden_restore_call(&own) {
+        // Most threads have the same filters.
+        if !self.thread_filters.contains(&own)
+            && let Some(call) = self.forbidden_restore_call(&own)
+        {
             return Err(refuse(format!(
                 "its filters of system calls (seccomp) forbid {call}, with which a child enters its threads under the \
                  filters: not carried; allow that call, or prepare the process before it installs the filter"
@@ -82,7 +85,8 @@ impl SeccompFilters {
     }
 
     /// Returns the first call that a restore makes under the filters `list`, and that they forbid. Each filter but the first
-    /// is installed under the filters before it, and the thread is entered under all of them (`restorer/threads.c`).
+    /// is installed under the filters before it, and the thread is entered under all of them (`restorer/threads.c`). A filter
+    /// that forbids prctl(2) to a thread with Syscall User Dispatch is not noticed.
     fn forbidden_restore_call(&self, list: &[u32]) -> Option<&'static str> {
         const RT_SIGRETURN: u32 = 15;
         const SECCOMP: u32 = 317;
@@ -91,13 +95,13 @@ impl SeccompFilters {
             let call = PlannedSyscall { number, instruction_pointer: 0, arguments };
             !call.is_allowed_by(&self.table[*index as usize].instructions)
         };
-        let has_later = |position: usize| position + 1 < list.len();
         let installs = [SECCOMP_SET_MODE_FILTER, 0, 0, 0, 0, 0];
         let forbidden_call = |(position, index): (usize, &u32)| {
             if forbids(index, RT_SIGRETURN, [0; 6]) {
                 return Some("rt_sigreturn(2)");
             }
-            (has_later(position) && forbids(index, SECCOMP, installs)).then_some("seccomp(2)")
+            let has_later = position + 1 < list.len();
+            (has_later && forbids(index, SECCOMP, installs)).then_some("seccomp(2)")
         };
         list.iter().enumerate().find_map(forbidden_call)
     }

@@ -119,7 +119,7 @@ pub(super) fn inspect_child(id: i32) -> io::Result<Option<ListedChild>> {
         Err(error) => return Err(error),
     };
     let has_ended = match stat.state {
-        'Z' => !main_thread::has_ended_alone(id),
+        'Z' => !main_thread::has_only_main_thread_ended(id),
         'X' => return Ok(None),
         _ => false,
     };

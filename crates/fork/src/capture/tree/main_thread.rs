@@ -7,18 +7,19 @@ use farfork_sys::process::{self, ProcStat, ProcStatus};
 
 /// Whether the main thread has ended and another thread will continue to run. `pid` is in state Z.
 ///
-/// A process that ends, or executes another program, is in the same state for a moment. So the threads are checked several
-/// times.
-pub(super) fn has_ended_alone(pid: i32) -> bool {
+/// A process is in the same state for a short time while it ends, and while another thread calls execve(2). So the threads are
+/// checked several times. A zombie with a single thread is checked once.
+pub(super) fn has_only_main_thread_ended(pid: i32) -> bool {
     const CHECKS: u32 = 10;
     const CHECK_INTERVAL: Duration = Duration::from_millis(1);
-    let is_alone = || process::thread_count(pid).is_ok_and(|count| count <= 1);
-    (0..CHECKS).all(|check| {
-        if check > 0 {
-            thread::sleep(CHECK_INTERVAL);
-        }
-        !is_alone() && has_running_thread(pid)
-    })
+    let has_one_thread = process::thread_count(pid).is_ok_and(|count| count <= 1);
+    !has_one_thread
+        && (0..CHECKS).all(|check| {
+            if check > 0 {
+                thread::sleep(CHECK_INTERVAL);
+            }
+            has_running_thread(pid)
+        })
 }
 
 /// Whether the main thread is a zombie, and another thread neither exits nor is being killed. The end of a process kills all

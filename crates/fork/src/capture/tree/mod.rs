@@ -409,7 +409,7 @@ fn is_exit_error(pid: i32, error: &CaptureError) -> bool {
 /// Whether the process has ended, or is about to.
 pub(super) fn has_ended(pid: i32) -> bool {
     match ProcStat::read(pid) {
-        Ok(stat) if stat.state == 'Z' => !main_thread::has_ended_alone(pid),
+        Ok(stat) if stat.state == 'Z' => !main_thread::has_only_main_thread_ended(pid),
         Ok(stat) => stat.state == 'X' || stat.is_exiting(),
         Err(_) => true,
     }

@@ -1,4 +1,4 @@
-//! Takes the child's file locks and leases again, and sets the process or thread that gets a file's readiness signals.
+//! Takes the child's file locks and leases again, and sets the process or thread that gets a file's signals.
 
 use std::collections::BTreeSet;
 
@@ -26,6 +26,7 @@ pub(super) fn take_locks(
     restorer_files: RestorerFiles<'_>,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
+    close_other_descriptors(descriptor, restorer_files, syscall_builder);
     for lock in &descriptor.file_locks {
         syscall_builder.set_step(STEP_LOCK, lock.number);
         let command = match lock.kind {
@@ -38,10 +39,7 @@ pub(super) fn take_locks(
                 syscall_builder.call_expecting(0, abi::FCNTL, &[value(lock.number), value(abi::F_SETLEASE), reading]);
                 continue;
             }
-            FileLockKind::Posix => {
-                close_other_descriptors(descriptor, lock, restorer_files, syscall_builder);
-                abi::F_SETLK
-            }
+            FileLockKind::Posix => abi::F_SETLK,
             FileLockKind::OpenFileDescription => abi::F_OFD_SETLK,
         };
         let range = syscall_builder.words_argument(&encode_flock(lock))?;
@@ -50,18 +48,29 @@ pub(super) fn take_locks(
     Ok(())
 }
 
-/// Closes the restorer's own descriptors of a locked file: those that are already placed and mapped, or were sent in a
-/// socket's message. A POSIX lock ends when its process closes any descriptor of the file (fcntl(2)), so none may be closed
-/// after the lock is taken. Processes that share the table may already have closed some of these descriptors.
+/// Closes the restorer's own descriptors of files with POSIX locks. A POSIX lock ends when its process closes any descriptor of
+/// the file (fcntl(2)), so none may be closed after the first lock is taken. Processes that share the table may already have
+/// closed some of these descriptors.
 fn close_other_descriptors(
     descriptor: &Descriptor,
-    lock: &FileLock,
     restorer_files: RestorerFiles<'_>,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) {
-    let RestorerFiles { objects, created_files, fd_base } = restorer_files;
+    let locks = descriptor.file_locks.iter().filter(|lock| lock.kind == FileLockKind::Posix);
+    let slots: BTreeSet<u32> = locks.flat_map(|lock| restorer_slots(descriptor, lock, restorer_files)).collect();
+    for slot in slots {
+        syscall_builder.call_may_fail(abi::CLOSE, &[value(restorer_files.fd_base + slot)]);
+    }
+}
+
+/// The slots of the restorer's own descriptors of a locked file: those that are already placed and mapped, or were sent in a
+/// socket's message.
+fn restorer_slots(descriptor: &Descriptor, lock: &FileLock, restorer_files: RestorerFiles<'_>) -> Vec<u32> {
+    let RestorerFiles { objects, created_files, .. } = restorer_files;
     let locked = descriptor.file_descriptors.iter().find(|entry| entry.number == lock.number);
-    let Some(file) = locked.and_then(|entry| descriptor.open_files.get(entry.open_file as usize)) else { return };
+    let Some(file) = locked.and_then(|entry| descriptor.open_files.get(entry.open_file as usize)) else {
+        return Vec::new();
+    };
     let all = descriptor.open_files.iter().enumerate();
     let opened = all.filter(|(_, other)| has_same_inode(file, other)).flat_map(|(index, _)| {
         [objects.slot_of_open_file(index as u32), created_files.slot_of_open_file(index as u32)]
@@ -70,10 +79,7 @@ fn close_other_descriptors(
         OpenFile::MemFd { object, .. } => Some(objects.slot_of_shared_object(*object)),
         _ => None,
     };
-    let slots: BTreeSet<u32> = opened.flatten().chain(mapped).collect();
-    for slot in slots {
-        syscall_builder.call_may_fail(abi::CLOSE, &[value(fd_base + slot)]);
-    }
+    opened.flatten().chain(mapped).collect()
 }
 
 /// Whether two open files of a descriptor are the same file. Both ends of a pipe are.
@@ -83,7 +89,6 @@ fn has_same_inode(file: &OpenFile, other: &OpenFile) -> bool {
         (OpenFile::Pipe { pipe: one, .. }, OpenFile::Pipe { pipe: two, .. }) => one == two,
         (OpenFile::Regular { path: one, .. }, OpenFile::Regular { path: two, .. })
         | (OpenFile::Directory { path: one, .. }, OpenFile::Directory { path: two, .. })
-        | (OpenFile::Device { path: one, .. }, OpenFile::Device { path: two, .. })
         | (OpenFile::NamedPipe { path: one, .. }, OpenFile::NamedPipe { path: two, .. }) => one == two,
         _ => std::ptr::eq(file, other),
     }

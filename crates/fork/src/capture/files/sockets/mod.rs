@@ -226,6 +226,10 @@ fn peek_at_offset<T>(fd: BorrowedFd<'_>, offset: i32, peek: impl FnOnce() -> io:
         Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => return peek(),
         before => before?,
     };
+    // Without an offset, a peek begins at the first byte, and moves nothing.
+    if before == offset && offset < 0 {
+        return peek();
+    }
     socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, offset)?;
     let peeked = peek();
     socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, before)?;
