@@ -255,14 +255,15 @@ impl Peers {
 
     /// Returns a failure about `object` when a node is unreachable for [`LOST_AFTER`], or is no longer a member.
     pub(crate) async fn wait_until_lost(&self, node: &NodeName, object: &str) -> Failure {
-        let mut looks = interval(LOST_INTERVAL);
+        let mut checks = interval(LOST_INTERVAL);
         loop {
-            looks.tick().await;
-            match self.find(node, object) {
-                Ok(view) if view.state != MemberState::Unreachable || view.silence < UNREACHABLE_AFTER + LOST_AFTER => {
-                }
-                Ok(view) => return silence_failure(&view, object),
+            checks.tick().await;
+            let view = match self.find(node, object) {
+                Ok(view) => view,
                 Err(failure) => return failure,
+            };
+            if view.state == MemberState::Unreachable && view.silence >= UNREACHABLE_AFTER + LOST_AFTER {
+                return silence_failure(&view, object);
             }
         }
     }

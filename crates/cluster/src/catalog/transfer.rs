@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeRecord, VolumeState, record_damage};
 
-/// What an import does with a record in the catalog that cannot be read.
+/// Whether an import replaces a record in the catalog that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DamagedRecordPolicy {
     /// Refuse the import.

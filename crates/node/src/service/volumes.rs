@@ -72,7 +72,7 @@ async fn require_members(node: &Node, object: &str, replicas: &[NodeName]) -> Re
 }
 
 pub(super) async fn list(node: &Arc<Node>) -> Result<v1::ListVolumesResponse, Failure> {
-    call_offload(node, |offload| match offload.request(ALL_VOLUMES, &ControlRequest::List)? {
+    call_offload(node, |offload| match offload.query(ALL_VOLUMES, &ControlRequest::List)? {
         ControlAnswer::Volumes(list) => {
             let volumes = list.volumes.iter().map(|(name, record)| volume_message(name, record));
             let damaged = list.damaged.iter().map(|(name, record)| damaged_volume_message(name, record));
@@ -87,7 +87,7 @@ pub(super) async fn list(node: &Arc<Node>) -> Result<v1::ListVolumesResponse, Fa
 
 pub(super) async fn get(node: &Arc<Node>, request: v1::GetVolumeRequest) -> Result<v1::VolumeStatus, Failure> {
     let (name, object) = parse_volume(&request.name)?;
-    call_offload(node, move |offload| match offload.request(&object, &ControlRequest::Status(name))? {
+    call_offload(node, move |offload| match offload.query(&object, &ControlRequest::Status(name))? {
         ControlAnswer::Status(status) => Ok(status_message(&status)),
         answer => Err(unexpected_answer(&object, &answer)),
     })
@@ -160,7 +160,7 @@ fn remove_files(offload: &OffloadRequests, object: &str, request: &ControlReques
 }
 
 pub(super) async fn export_catalog(node: &Arc<Node>) -> Result<v1::ExportCatalogResponse, Failure> {
-    call_offload(node, |offload| match offload.request(CATALOG, &ControlRequest::ExportCatalog)? {
+    call_offload(node, |offload| match offload.query(CATALOG, &ControlRequest::ExportCatalog)? {
         ControlAnswer::Catalog(exported) => {
             let contents = serde_json::to_vec(&exported.contents).map_err(catalog_failure)?;
             Ok(v1::ExportCatalogResponse { contents, catalog_failure: exported.failure.unwrap_or_default() })
@@ -221,12 +221,15 @@ fn parse_volume(name: &str) -> Result<(VolumeName, String), Failure> {
     let object = format!("volume {name}");
     match VolumeName::new(name) {
         Ok(name) => Ok((name, object)),
-        Err(error) => Err(Failure::new(Code::InvalidArgument, object, error)),
+        Err(error) => Err(Failure::new(Code::InvalidArgument, object, error)
+            .with_next_step("list the volumes with `farfork volume ls`")),
     }
 }
 
 fn parse_node(object: &str, name: &str) -> Result<NodeName, Failure> {
-    NodeName::new(name).map_err(|error| Failure::new(Code::InvalidArgument, object, error))
+    NodeName::new(name).map_err(|error| {
+        Failure::new(Code::InvalidArgument, object, error).with_next_step("list the nodes with `farfork nodes`")
+    })
 }
 
 fn catalog_failure(cause: impl Display) -> Failure {

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use farfork_api::failure::Failure;
 use farfork_api::limits::VOLUME_REQUESTS_MAX;
 use farfork_cluster::catalog::CatalogLocation;
-use farfork_volume::process::{ControlAnswer, ControlRequest, VolumeStore, send_control_request};
+use farfork_volume::process::{
+    ControlAnswer, ControlRequest, VolumeStore, send_control_request, send_control_request_within,
+};
 use farfork_wire::NodeName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Code;
@@ -19,6 +21,8 @@ use crate::options::VolumeOptions;
 
 /// Time limit for the start of the processes that serve volumes, on this node or on another one.
 const START_LIMIT: Duration = Duration::from_secs(15);
+/// Time limit for each message of the reply to a query. The offload process asks other nodes and the catalog, with shorter limits.
+const QUERY_LIMIT: Duration = Duration::from_secs(60);
 /// Interval between two attempts to reach these processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -55,6 +59,14 @@ impl OffloadRequests {
     /// The offload process cannot start or does not answer, or the request fails.
     pub(crate) fn request(&self, object: &str, request: &ControlRequest) -> Result<ControlAnswer, Failure> {
         self.exchange(object, |store| send_control_request(store, request))
+    }
+
+    /// As `request`, for a request that changes nothing. An offload process that was stopped must not occupy all permits.
+    ///
+    /// # Errors
+    /// As `request`.
+    pub(crate) fn query(&self, object: &str, request: &ControlRequest) -> Result<ControlAnswer, Failure> {
+        self.exchange(object, |store| send_control_request_within(store, request, QUERY_LIMIT))
     }
 
     /// Calls `send`. Starts the processes of the volumes before. While the offload process does not listen yet, retries until

@@ -128,6 +128,7 @@ impl VolumeServiceThread {
         if self.wait_until_used()? == ServiceWakeup::Stop {
             return Ok(());
         }
+        let mut last_failure = None;
         loop {
             let started = match self.config.options.offload_mode {
                 OffloadMode::On => self.start_processes().map(|supervisor| self.supervise(supervisor)),
@@ -137,8 +138,12 @@ impl VolumeServiceThread {
                 Ok(ended) => return ended,
                 Err(failure) => failure,
             };
-            tracing::error!(failure, "this node serves no volumes; trying again");
+            // Each request causes an attempt.
+            if last_failure.as_ref() != Some(&failure) {
+                tracing::error!(failure, "this node serves no volumes; trying again");
+            }
             self.answer_all(Some(&failure));
+            last_failure = Some(failure);
             if self.wait(RETRY_INTERVAL)? == ServiceWakeup::Stop {
                 return Ok(());
             }

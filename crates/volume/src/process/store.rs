@@ -81,7 +81,8 @@ impl VolumeStore {
 
     /// Why the last start of the offload process has failed; none if it has not.
     pub fn start_failure(&self) -> Option<String> {
-        fs::read_to_string(self.start_failure_path()).ok()
+        // The file is empty while it is being written.
+        fs::read_to_string(self.start_failure_path()).ok().filter(|failure| !failure.is_empty())
     }
 
     /// Records why the offload process cannot start, or removes the record.

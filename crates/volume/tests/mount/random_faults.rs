@@ -182,7 +182,7 @@ fn read_value(root: &Path, name: &str) -> io::Result<u64> {
     Ok(value)
 }
 
-/// What the programs of a round do.
+/// The operations of all programs in a round.
 struct Round {
     number: u64,
     origin: Instant,

@@ -133,8 +133,9 @@ impl VolumeView {
 
 impl ReplicaView {
     pub(super) fn all(status: &v1::VolumeStatus) -> Vec<Self> {
-        let volume = status.volume.clone().unwrap_or_default();
-        let mut replicas: Vec<_> = status.replicas.iter().map(|replica| Self::new(&volume, replica)).collect();
+        let unknown = v1::Volume::default();
+        let volume = status.volume.as_ref().unwrap_or(&unknown);
+        let mut replicas: Vec<_> = status.replicas.iter().map(|replica| Self::new(volume, replica)).collect();
         let clients = 0..volume.clients.len();
         let end_of = |client: usize| replicas.iter().filter_map(|replica| Some(replica.logs.get(client)?.logged)).max();
         let ends: u64 = clients.filter_map(end_of).sum();
