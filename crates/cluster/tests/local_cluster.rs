@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode, UpProgress};
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode, UpProgress, netns_path};
 use farfork_sys::pidfd;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -75,7 +75,7 @@ fn reaches_soon(from: &LocalNode, to: &LocalNode) -> bool {
 }
 
 fn netns_exists(name: &str) -> bool {
-    Path::new("/run/netns").join(name).exists()
+    netns_path(name).exists()
 }
 
 /// Requires that a removed cluster left no namespaces, control groups, processes or files.

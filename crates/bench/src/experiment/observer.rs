@@ -4,7 +4,7 @@
 use std::io;
 use std::path::Path;
 
-use farfork_cluster::local::LocalNode;
+use farfork_cluster::local::{LocalNode, netns_path};
 use farfork_sys::pidfd;
 use farfork_sys::process::{ProcStat, ResidentMemory, read_text};
 use serde::{Deserialize, Serialize};
@@ -125,7 +125,7 @@ fn find_volume_process(role: &str, store: &Path) -> io::Result<i32> {
 /// Finds the resources that ended nodes have left. Returns a sentence for each.
 pub(super) fn find_leftovers(nodes: &[LocalNode]) -> Vec<String> {
     let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
-    let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
+    let names = nodes.iter().map(|node| netns_path(&node.netns));
     let directories = nodes.iter().map(|node| node.run_dir.clone());
     let left = groups.chain(names).chain(directories).filter(|path| path.exists());
     left.map(|path| format!("{} is left after the nodes have ended", path.display())).collect()

@@ -11,13 +11,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farfork_cluster::local::LocalNode;
+use farfork_cluster::local::{LocalNode, netns_path};
 
 use super::{Machine, prefix_command};
 use crate::error::BenchError;
-
-/// The directory of the namespaces that have names; see ip-netns(8).
-const NETNS_DIRECTORY: &str = "/run/netns";
 
 /// Time limit for a holder process to enter its namespace.
 const ENTER_LIMIT: Duration = Duration::from_secs(30);
@@ -46,7 +43,7 @@ struct NamespaceHolder(Child);
 impl NamespaceMachine {
     /// The namespace of a node. Its scratch directory is made in `parent`.
     pub(crate) fn of_node(node: &LocalNode, parent: &Path, farfork: &Path) -> Result<Self, BenchError> {
-        let network = Path::new(NETNS_DIRECTORY).join(&node.netns);
+        let network = netns_path(&node.netns);
         Self::new(&node.name, Some(network), node.address.ip(), parent, farfork)
     }
 

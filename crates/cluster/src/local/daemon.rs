@@ -17,6 +17,7 @@ use rustix::process::Signal;
 
 use super::cgroups;
 use super::error::LocalError;
+use super::network::netns_path;
 use super::node::{DaemonCommand, LocalNode};
 use super::trust;
 use crate::catalog::CatalogLocation;
@@ -27,6 +28,8 @@ const READY_MS_MAX: u64 = 30_000;
 const READY_RETRY_MS: u64 = 10;
 /// Longest wait for daemons to end after SIGTERM, in milliseconds. Then they are killed.
 const STOP_MS_MAX: u64 = 10_000;
+/// Variables of the environment that select a daemon for commands. A daemon is started without them.
+pub const COMMAND_VARIABLES: [&str; 4] = ["FARFORK_SOCKET", "FARFORK_RUN_DIR", "FARFORK_NODE", "FARFORK_TRUST"];
 /// Number of bytes at the end of a log that an error shows.
 const LOG_TAIL_BYTES: u64 = 4096;
 
@@ -94,8 +97,8 @@ fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
         command.arg("--join").arg(first.to_string());
     }
     command.args(&launch.command.arguments);
-    // Remove the variables that are for commands. A user may have set them for this cluster or another one.
-    for variable in ["FARFORK_SOCKET", "FARFORK_RUN_DIR", "FARFORK_NODE", "FARFORK_TRUST"] {
+    // A user may have set them for this cluster or another one.
+    for variable in COMMAND_VARIABLES {
         command.env_remove(variable);
     }
     command.env(HIDDEN_PATHS_VARIABLE, launch.hidden_paths);
@@ -107,7 +110,7 @@ fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
 /// Starts a process from a new thread in the namespace `netns`: a process inherits the network namespace of the thread that
 /// starts it.
 fn spawn_in_netns(netns: &str, mut command: Command) -> io::Result<Child> {
-    let netns = File::open(Path::new("/run/netns").join(netns))?;
+    let netns = File::open(netns_path(netns))?;
     let body = move || {
         namespace::enter_network(netns.as_fd())?;
         command.spawn()
@@ -158,8 +161,8 @@ pub(super) fn stop_all(nodes: &[LocalNode]) {
     }
 }
 
-/// The last lines of a log.
-pub(super) fn read_log_tail(log: &Path) -> String {
+/// The end of a log, for an error message.
+pub fn read_log_tail(log: &Path) -> String {
     let read = || {
         let mut file = File::open(log)?;
         let length = file.metadata()?.len();

@@ -22,8 +22,10 @@ use std::time::Duration;
 use farfork_sys::mount::point;
 
 pub use self::config::LocalClusterConfig;
+pub use self::daemon::{COMMAND_VARIABLES, read_log_tail};
 pub use self::error::LocalError;
 pub use self::etcd::{EtcdTls, TestEtcd};
+pub use self::network::netns_path;
 pub use self::node::{LocalNode, listening_process};
 
 use self::daemon::LaunchOptions;

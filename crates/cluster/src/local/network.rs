@@ -6,7 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ use super::address::PREFIX_BITS;
 use super::error::LocalError;
 use super::state::ClusterState;
 
-/// The directory in which `ip` mounts named namespaces.
-pub(super) const NETNS_DIR: &str = "/run/netns";
+/// The directory in which `ip` mounts named namespaces; see ip-netns(8).
+const NETNS_DIR: &str = "/run/netns";
 /// Exists while `NETNS_DIR` is mounted because of a cluster.
 const NETNS_MARK: &str = "/run/farfork-netns";
 /// The bridge, in a namespace of its own.
@@ -30,6 +30,11 @@ const NODE_LINK: &str = "eth0";
 const LOCK_MS_MAX: u64 = 10_000;
 /// Pause between two attempts to take the lock, in milliseconds.
 const LOCK_RETRY_MS: u64 = 10;
+
+/// The path of a named network namespace.
+pub fn netns_path(netns: &str) -> PathBuf {
+    Path::new(NETNS_DIR).join(netns)
+}
 
 /// Held while namespaces are made or removed. It excludes the other clusters of this machine.
 #[derive(Debug)]
@@ -87,7 +92,7 @@ fn namespaces(state: &ClusterState) -> impl Iterator<Item = &str> {
 }
 
 fn netns_exists(netns: &str) -> bool {
-    Path::new(NETNS_DIR).join(netns).exists()
+    netns_path(netns).exists()
 }
 
 fn add_namespaces(state: &ClusterState, _held: &NetnsLock) -> Result<(), LocalError> {

@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
 use super::cgroups;
-use super::network::NETNS_DIR;
+use super::network::netns_path;
 
 /// The command that starts a daemon: program, further arguments, additions to the environment.
 #[derive(Debug, Serialize, Deserialize)]
@@ -127,7 +127,7 @@ impl LocalNode {
     /// # Errors
     /// As open(2) and setns(2), and as `to_do`.
     pub fn run_in_network<T: Send>(&self, to_do: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-        let namespace = File::open(Path::new(NETNS_DIR).join(&self.netns))?;
+        let namespace = File::open(netns_path(&self.netns))?;
         let run = move || enter_network(namespace.as_fd()).and_then(|()| to_do());
         thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| resume_unwind(panic))
     }

@@ -1,17 +1,15 @@
 //! Finds, starts and stops the daemon of this machine.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use farfork_api::run_dir::RunDir;
-use farfork_cluster::local::listening_process;
+use farfork_cluster::local::{COMMAND_VARIABLES, listening_process, read_log_tail};
 use farfork_sys::pidfd;
 use farfork_sys::process_identity::ProcessIdentity;
 use rustix::process::Signal;
@@ -26,12 +24,6 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// Bytes at the end of a log that an error shows.
-const LOG_TAIL_BYTES: u64 = 2048;
-
-/// Variables of the environment that select a daemon for commands. The arguments of the daemon name its directories.
-const COMMAND_VARIABLES: [&str; 4] = ["FARFORK_SOCKET", "FARFORK_RUN_DIR", "FARFORK_NODE", "FARFORK_TRUST"];
 
 /// The running daemon of the run directory.
 pub(super) fn find(settings: &NodeSettings) -> Option<ProcessIdentity> {
@@ -73,7 +65,8 @@ pub(super) fn start_detached(settings: &NodeSettings) -> anyhow::Result<()> {
         command.env_remove(variable);
     }
     let child = command.spawn().with_context(|| line[0].clone())?;
-    wait_until_ready(settings, Some(child)).with_context(|| format!("its log ends with: {}", read_tail(&settings.log)))
+    wait_until_ready(settings, Some(child))
+        .with_context(|| format!("its log ends with: {}", read_log_tail(&settings.log)))
 }
 
 /// Waits until the daemon accepts connections. `started` is its process, if this process started it.
@@ -104,15 +97,4 @@ pub(super) fn stop(settings: &NodeSettings) -> anyhow::Result<()> {
         bail!("daemon {} has not ended {} s after SIGTERM; see its log, and end it", process.pid, STOP_LIMIT.as_secs());
     }
     Ok(())
-}
-
-/// The last lines of a log.
-fn read_tail(log: &Path) -> String {
-    let read = || -> io::Result<String> {
-        let (mut file, mut tail) = (File::open(log)?, Vec::new());
-        file.seek(SeekFrom::Start(fs::metadata(log)?.len().saturating_sub(LOG_TAIL_BYTES)))?;
-        file.read_to_end(&mut tail)?;
-        Ok(String::from_utf8_lossy(&tail).trim_end().to_owned())
-    };
-    read().unwrap_or_else(|error| format!("(cannot read it: {error})"))
 }
