@@ -46,6 +46,15 @@ struct CheckedHosts {
     others: Vec<HostDeployment>,
 }
 
+/// Where a node without an identity gets one.
+#[derive(Clone, Copy)]
+enum IdentitySource<'a> {
+    /// It creates the cluster with this name.
+    NewCluster(&'a str),
+    /// It joins the cluster of the host with the authority.
+    Authority(&'a HostDeployment),
+}
+
 impl DeployCluster {
     pub(in super::super) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let inventory = self.hosts.read()?;
@@ -121,13 +130,14 @@ impl CheckedHosts {
     async fn deploy(mut self, cluster: &str) -> Vec<HostOutcome> {
         let mut outcomes = Vec::new();
         let started = match self.is_authority_selected {
-            true => self.authority.deploy_authority(cluster).await,
+            true => self.authority.deploy(IdentitySource::NewCluster(cluster)).await,
             false => Ok(()),
         };
         let authority = &self.authority;
         match started {
             Ok(()) => {
-                let deployed = join_all(self.others.iter_mut().map(|host| host.deploy_member(authority))).await;
+                let join = |host| HostDeployment::deploy(host, IdentitySource::Authority(authority));
+                let deployed = join_all(self.others.iter_mut().map(join)).await;
                 outcomes.extend(self.others.iter().zip(deployed).map(|(host, result)| host.outcome(result)));
                 let own_result = self.wait_for_members(&outcomes).await;
                 if self.is_authority_selected {
@@ -164,29 +174,24 @@ impl HostDeployment {
         host.name.as_str() == self.remote.name()
     }
 
-    async fn deploy_authority(&mut self, cluster: &str) -> anyhow::Result<()> {
-        let result = async {
-            self.install_programs().await?;
-            if self.report.identity.is_none() {
-                self.create_cluster(cluster).await?;
-            }
-            self.start().await
-        };
-        let result = result.await;
+    /// Installs and starts the node of a host. A host that fails is restored.
+    async fn deploy(&mut self, source: IdentitySource<'_>) -> anyhow::Result<()> {
+        let result = self.install_and_start(source).await;
         self.restore_after(result).await
     }
 
-    async fn deploy_member(&mut self, authority: &HostDeployment) -> anyhow::Result<()> {
-        let result = async {
-            self.install_programs().await?;
-            if self.report.identity.is_none() {
-                let token = authority.create_token().await?;
-                self.join(authority.settings.listen, &token).await?;
+    async fn install_and_start(&mut self, source: IdentitySource<'_>) -> anyhow::Result<()> {
+        self.install_programs().await?;
+        if self.report.identity.is_none() {
+            match source {
+                IdentitySource::NewCluster(cluster) => self.create_cluster(cluster).await?,
+                IdentitySource::Authority(authority) => {
+                    let token = authority.create_token().await?;
+                    self.join(authority.settings.listen, &token).await?;
+                }
             }
-            self.start().await
-        };
-        let result = result.await;
-        self.restore_after(result).await
+        }
+        self.start().await
     }
 
     /// After a failure, removes everything from a host that had no node before.
