@@ -294,13 +294,21 @@ fn one_coordinator_has_the_lock() {
         assert!(!file.exists(), "the file is removed with the lock");
         let lock = second.lock(path, "bob at c2").await.expect("the lock was released");
         drop(second);
-        let deadline = Instant::now() + LIMIT;
-        while let Err(error) = host.lock(path, "alice").await {
-            assert!(Instant::now() < deadline, "the lock has outlived its connection: {error}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        wait_until("the lock ends with its connection", async || host.lock(path, "alice").await.ok()).await;
         drop(lock);
     });
+}
+
+/// Calls `condition` until it returns a value.
+async fn wait_until<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = condition().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {} s", LIMIT.as_secs());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// Starts a script with this binary as the runner.
@@ -368,22 +376,15 @@ async fn start_escaping(fixture: &Fixture, host: &RemoteHost, end: &str) -> (Run
     while lines.len() < 2 {
         lines.push(running.next_line().await.expect("two lines").bytes);
     }
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        if let [pid] = sleeping_processes(&fixture.server)[..] {
-            return (running, Pid::from_raw(pid).expect("a process id"));
-        }
-        assert!(Instant::now() < deadline, "no escaped process");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let find_escaped = async || match sleeping_processes(&fixture.server)[..] {
+        [pid] => Pid::from_raw(pid),
+        _ => None,
+    };
+    (running, wait_until("a process escapes", find_escaped).await)
 }
 
 async fn require_end(process: Pid) {
-    let deadline = Instant::now() + LIMIT;
-    while test_kill_process(process).is_ok() {
-        assert!(Instant::now() < deadline, "process {process:?} has outlived its coordinator");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    wait_until("the process ends with its coordinator", async || test_kill_process(process).err()).await;
 }
 
 fn a_program_ends_with_its_coordinator() {
@@ -413,7 +414,10 @@ fn descendants_end_with_their_program() {
     block_on(async {
         let (inventory, client) = fixture.client();
         let host = client.connect(&inventory.hosts()[0]).await.expect("the host accepts");
-        let (running, escaped) = start_escaping(&fixture, &host, "sleep 1; exit 4").await;
+        let may_end = fixture.server.path("may-end");
+        let wait_for_file = format!("until [ -e {} ]; do sleep 0.05; done; exit 4", may_end.display());
+        let (running, escaped) = start_escaping(&fixture, &host, &wait_for_file).await;
+        fs::write(&may_end, "").expect("a file of the server");
         assert_eq!(running.wait(&host).await.expect("the program ends"), 4);
         require_end(escaped).await;
     });
