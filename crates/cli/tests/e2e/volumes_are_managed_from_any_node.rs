@@ -5,7 +5,6 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::harness::wait::CommandOutput;
 use crate::harness::{Cluster, scratch, wait};
 use crate::members_are_authenticated::{issue, remote};
 use crate::test::Test;
@@ -28,21 +27,13 @@ fn remote_json(cluster: &Cluster, node: usize, trust: &Path, arguments: &[&str])
     serde_json::from_str(&ended.stdout).expect("a document")
 }
 
-/// Requires that a command has failed with this exit status and a message that mentions these parts.
-#[track_caller]
-fn require_failure(ended: &CommandOutput, status: i32, parts: &[&str]) {
-    assert_eq!(ended.status.code(), Some(status), "{}{}", ended.stdout, ended.stderr);
-    let missing = parts.iter().find(|part| !ended.stderr.contains(**part));
-    assert!(missing.is_none(), "no {missing:?} in {}", ended.stderr);
-}
-
 fn roles() {
     let (cluster, scratch) = (Cluster::start(2), scratch::directory());
     let (client, reader) = (issue(&cluster, &scratch, "client"), issue(&cluster, &scratch, "read-only"));
     let file = scratch.path().join("catalog.json");
     let file = file.to_str().expect("a path of the test");
     let create = ["volume", "create", "data", "--replicas", "n1"];
-    require_failure(&remote(&cluster, 0, &reader, &create), 1, &["CreateVolume", "client is required"]);
+    remote(&cluster, 0, &reader, &create).require_failure(1, &["CreateVolume", "client is required"]);
     assert_eq!(remote_json(&cluster, 0, &client, &create), json!({ "volume": "data", "replicas": ["n1"] }));
 
     let reads: [&[&str]; 3] = [&["volume", "ls"], &["volume", "status", "data"], &["volume", "export-catalog", file]];
@@ -58,13 +49,13 @@ fn roles() {
     ];
     for (command, method, status) in changes {
         let refused = remote(&cluster, 0, &reader, command);
-        require_failure(&refused, status, &[method, "/read-only/", "client is required", "farfork cluster issue"]);
+        refused.require_failure(status, &[method, "/read-only/", "client is required", "farfork cluster issue"]);
     }
     // A mount is made on the machine of the command, so it needs the node of this machine.
     let mount = ["volume", "mount", "data", "/mnt"];
     let address = cluster.address(0).to_string();
     let refused = cluster.first().run(&[&["--node", &*address], mount.as_slice()].concat());
-    require_failure(&refused, 1, &["volume mount", &address, "--socket"]);
+    refused.require_failure(1, &["volume mount", &address, "--socket"]);
     assert_eq!(remote_json(&cluster, 0, &client, &["volume", "drop", "data"]), json!({ "volume": "data" }));
     assert_eq!(cluster.stop(), [""; 0]);
 }
@@ -73,11 +64,14 @@ fn node_without_replica() {
     let (cluster, scratch) = (Cluster::start(3), scratch::directory());
     let client = issue(&cluster, &scratch, "client");
     let request = |arguments: &[&str]| remote_json(&cluster, OTHER, &client, arguments);
+    let too_many = (1..=17).map(|number| format!("n{number}")).collect::<Vec<_>>().join(",");
+    let refused = remote(&cluster, OTHER, &client, &["volume", "create", "data", "--replicas", &too_many]);
+    refused.require_failure(1, &["volume data", "1 to 16 replicas"]);
     request(&["volume", "create", "data", "--replicas", "n1,n2"]);
     let mount = VolumeMount::new(&cluster, 0, "data", scratch.path());
     write_synced(&mount.path("file"), b"of the volume\n");
     let refused = remote(&cluster, OTHER, &client, &["volume", "drop", "data"]);
-    require_failure(&refused, 1, &["volume data", "mounted on n1"]);
+    refused.require_failure(1, &["volume data", "mounted on n1"]);
     mount.end();
 
     let volume = &request(&["volume", "ls"])["volumes"][0];
@@ -97,7 +91,7 @@ fn node_without_replica() {
     assert_eq!(exported, json!({ "file": file, "volumes": ["data"], "catalog_failure": null }));
     assert_eq!(request(&["volume", "import-catalog", file]), json!({ "written": [], "present": ["data"] }));
     let unknown = remote(&cluster, OTHER, &client, &["volume", "status", "none"]);
-    require_failure(&unknown, 1, &["volume none", "farfork volume ls"]);
+    unknown.require_failure(1, &["volume none", "farfork volume ls"]);
 
     assert_eq!(request(&["volume", "drop", "data"]), json!({ "volume": "data" }));
     assert_eq!(request(&["volume", "ls"]), json!({ "volumes": [] }));
@@ -112,7 +106,7 @@ fn node_down() {
     request(&["volume", "create", "data", "--replicas", "n1,n2"]);
     cluster.stop_daemon(1);
     let address = cluster.address(1).to_string();
-    require_failure(&remote(&cluster, 1, &client, &["volume", "ls"]), 1, &[&address]);
+    remote(&cluster, 1, &client, &["volume", "ls"]).require_failure(1, &[&address]);
     let status = request(&["volume", "status", "data"]);
     let failure = status["replica_states"][1]["failure"].as_str().unwrap_or_default();
     assert!(failure.contains("n2"), "{status}");

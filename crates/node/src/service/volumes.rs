@@ -9,7 +9,8 @@ use farfork_api::failure::Failure;
 use farfork_api::v1;
 use farfork_cluster::catalog::{CatalogContents, DamagedRecordPolicy, VolumeName};
 use farfork_volume::process::{
-    CatalogImport, ControlAnswer, ControlRequest, NewVolume, ReplicaReplacement, VolumeCheck, check_volume,
+    CatalogImport, ControlAnswer, ControlRequest, NewVolume, REPLICAS_MAX, ReplicaReplacement, VolumeCheck,
+    check_volume,
 };
 use farfork_wire::NodeName;
 use tokio::sync::mpsc::error::TrySendError;
@@ -40,6 +41,10 @@ pub(super) async fn create(
 ) -> Result<v1::CreateVolumeResponse, Failure> {
     let durability = durability_of(request.durability());
     let (name, object) = parse_volume(&request.name)?;
+    if request.replicas.len() > REPLICAS_MAX {
+        let cause = format!("a volume has 1 to {REPLICAS_MAX} replicas");
+        return Err(Failure::new(Code::InvalidArgument, object, cause).with_next_step("name fewer nodes"));
+    }
     let replicas = request.replicas.iter().map(|replica| parse_node(&object, replica));
     let replicas = replicas.collect::<Result<Vec<NodeName>, Failure>>()?;
     if let Some(repeated) = replicas.iter().enumerate().find_map(|(i, n)| replicas[..i].contains(n).then_some(n)) {

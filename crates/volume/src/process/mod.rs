@@ -29,7 +29,7 @@ pub use control::{
     VolumeCheck, VolumeList, VolumeStatus, check_volume, send_control_request, send_control_request_within,
 };
 pub use data_copier::CopyMethod;
-pub use offload::{OffloadError, OffloadMode, OffloadOptions, run_offload};
+pub use offload::{OffloadError, OffloadMode, OffloadOptions, REPLICAS_MAX, run_offload};
 pub use store::{STORE_PATH_BYTES_MAX, VolumeStore};
 pub use supervisor::{
     CLIENT_ENDED, MountSupervisor, NodeSupervisor, ProcessRole, end_after_panic, end_with_supervisor,

@@ -41,6 +41,16 @@ pub(crate) struct CommandOutput {
     pub(crate) stderr: String,
 }
 
+impl CommandOutput {
+    /// Requires that the command failed with this exit status and a message that has all these parts.
+    #[track_caller]
+    pub(crate) fn require_failure(&self, status: i32, parts: &[&str]) {
+        assert_eq!(self.status.code(), Some(status), "{}{}", self.stdout, self.stderr);
+        let missing = parts.iter().find(|part| !self.stderr.contains(**part));
+        assert!(missing.is_none(), "no {missing:?} in {}", self.stderr);
+    }
+}
+
 /// Waits until `condition` returns a value. Fails the test as a timeout if that takes longer than `limit`.
 #[track_caller]
 pub(crate) fn wait_until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {

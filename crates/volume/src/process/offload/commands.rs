@@ -32,7 +32,7 @@ const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(2);
 const CLIENT_END_LIMIT: Duration = Duration::from_secs(10);
 const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of replicas of a volume.
-const REPLICAS_MAX: usize = 16;
+pub const REPLICAS_MAX: usize = 16;
 
 /// Serves a connection in a thread of its own.
 pub(super) fn start(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io::Result<()> {

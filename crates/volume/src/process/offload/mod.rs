@@ -43,6 +43,7 @@ use farfork_rpc::server::{Acceptor, PlainAcceptor, SecuredAcceptor, Server, Serv
 use farfork_trust::Credentials;
 use farfork_wire::NodeName;
 
+pub use self::commands::REPLICAS_MAX;
 use self::node::OffloadNode;
 use super::channel::{MessageChannel, listen};
 use super::data_copier::CopyMethod;
