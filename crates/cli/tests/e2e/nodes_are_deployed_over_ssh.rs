@@ -43,15 +43,6 @@ fn outcomes(output: &CommandOutput) -> Vec<(String, String)> {
     hosts.map(|host| (value(host, "host"), value(host, "outcome"))).collect()
 }
 
-/// Requires a failure whose text has all of these parts.
-#[track_caller]
-fn require_failure(output: &CommandOutput, parts: &[&str]) {
-    assert_eq!(output.status.code(), Some(1), "{}{}", output.stdout, output.stderr);
-    for part in parts {
-        assert!(output.stderr.contains(part), "no `{part}` in: {}", output.stderr);
-    }
-}
-
 fn pairs(outcome: &str) -> Vec<(String, String)> {
     ["n1", "n2"].map(|host| (host.to_owned(), outcome.to_owned())).to_vec()
 }
@@ -68,24 +59,24 @@ fn hosts_that_cannot_be_used_are_named() {
     let lost = "[[hosts]]\nname = \"n9\"\naddress = \"10.99.0.9\"\n";
     let inventory = hosts.write_inventory("connect_timeout_s = 2", lost);
     let began = Instant::now();
-    require_failure(&deploy(&hosts, &inventory, &[]), &["host n9: ", "10.99.0.9", "nothing was changed on any host"]);
+    deploy(&hosts, &inventory, &[]).require_failure(1, &["host n9: ", "10.99.0.9", "nothing was changed on any host"]);
     assert!(began.elapsed() < LIMIT, "the limit is 2 s");
     require_unchanged(&hosts);
 
     let inventory = hosts.write_inventory("", "");
     hosts.swap_known_host_keys();
-    require_failure(&deploy(&hosts, &inventory, &[]), &["host n1: the key of 10.99.0.1", "host n2: the key of"]);
+    deploy(&hosts, &inventory, &[]).require_failure(1, &["host n1: the key of 10.99.0.1", "host n2: the key of"]);
     let accepting = deploy(&hosts, &inventory, &["--accept-new-host-keys"]);
-    require_failure(&accepting, &["host n1: the key of 10.99.0.1", "correct the file"]);
+    accepting.require_failure(1, &["host n1: the key of 10.99.0.1", "correct the file"]);
     require_unchanged(&hosts);
 
     let option = "[[hosts]]\nname = \"-oProxyCommand=touch /tmp/farfork-was-run\"\n";
     let inventory = hosts.write_inventory("", option);
     let refused = deploy(&hosts, &inventory, &[]);
-    require_failure(&refused, &["hosts.toml:15:8: ", "-oProxyCommand=touch"]);
+    refused.require_failure(1, &["hosts.toml:15:8: ", "-oProxyCommand=touch"]);
     assert!(!Path::new("/tmp/farfork-was-run").exists());
     let inventory = hosts.write_inventory("", "");
-    require_failure(&deploy(&hosts, &inventory, &["--hosts=-oProxyCommand=id"]), &["no host or group"]);
+    deploy(&hosts, &inventory, &["--hosts=-oProxyCommand=id"]).require_failure(1, &["no host or group"]);
 
     // Something else listens at the port of the node.
     let listen =
@@ -93,7 +84,7 @@ fn hosts_that_cannot_be_used_are_named() {
     let mut listener = hosts.command_on(1, &["python3", "-c", listen]).spawn().expect("nsenter(1) runs");
     std::io::Read::read_exact(listener.stdout.as_mut().expect("piped"), &mut [0]).expect("it listens");
     let refused = deploy(&hosts, &inventory, &[]);
-    require_failure(&refused, &["host n2 cannot run a node: ports: 10.99.0.2:7400: ", "ss -ltnp"]);
+    refused.require_failure(1, &["host n2 cannot run a node: ports: 10.99.0.2:7400: ", "ss -ltnp"]);
     hosts.run_on(1, &["sh", "-c", "kill $(pgrep -x python3)"]);
     wait::wait_exit(&mut listener, "the listener", LIMIT);
 }
@@ -113,7 +104,7 @@ fn nodes_are_installed_and_removed() {
 
     require_one_coordinator(&hosts, &inventory);
     let refused = undeploy(&hosts, &inventory, &["--hosts", "n1"]);
-    require_failure(&refused, &["host n1 holds the authority of the cluster, which still has the nodes n2"]);
+    refused.require_failure(1, &["host n1 holds the authority of the cluster, which still has the nodes n2"]);
     // The daemon is killed: its pager and its files stay.
     hosts.run_on(1, &["sh", "-c", "kill -9 $(pgrep -x -o farfork)"]);
     assert_eq!(outcomes(&undeploy(&hosts, &inventory, &["--json"])).len(), 2);
@@ -182,7 +173,7 @@ fn require_one_coordinator(hosts: &SshHosts, inventory: &Path) {
         wait::wait_with_output(first, "a coordinator", LIMIT);
     };
     let refused = deploy(hosts, inventory, &[]);
-    require_failure(&refused, &["host n1: another coordinator uses it: `farfork cluster deploy` of ", "process"]);
+    refused.require_failure(1, &["host n1: another coordinator uses it: `farfork cluster deploy` of ", "process"]);
     signal(&first, Signal::CONT);
     let first = wait::wait_with_output(first, "the first coordinator", LIMIT);
     assert_eq!(outcomes(&first), pairs("unchanged"));

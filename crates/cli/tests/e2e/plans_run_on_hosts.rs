@@ -157,8 +157,7 @@ fn steps_run_in_order() {
     coordinator.require_cleaned();
 
     let excluded = coordinator.bench("run", &plan, &["--exclude", "n2"]);
-    assert_eq!(excluded.status.code(), Some(1));
-    assert!(excluded.stderr.contains("plan.toml:") && excluded.stderr.contains("no hosts"), "{}", excluded.stderr);
+    excluded.require_failure(1, &["plan.toml:", "no hosts"]);
     let cleaned = coordinator.bench("clean", &plan, &[]);
     assert!(cleaned.status.success(), "{}{}", cleaned.stdout, cleaned.stderr);
     coordinator.require_cleaned();
@@ -176,22 +175,12 @@ fn failures_clean_up() {
     let failing = endless("", "")
         + "[[steps]]\nname = \"failing\"\nafter = []\nhosts = [\"n2\"]\ncommand = [\"sh\", \"-c\", \"sleep 1; exit 7\"]\n";
     let failed = coordinator.bench("run", &coordinator.write_plan(&failing), &[]);
-    assert_eq!(failed.status.code(), Some(1));
-    assert!(
-        failed.stderr.contains("step failing on n2: exit status 7; see") && failed.stderr.contains("hosts/n2.log"),
-        "{}",
-        failed.stderr
-    );
+    failed.require_failure(1, &["step failing on n2: exit status 7; see", "hosts/n2.log"]);
     coordinator.wait_until_idle("sleep");
     coordinator.require_cleaned();
 
     let hanging = coordinator.bench("run", &coordinator.write_plan(&endless(", \"stubborn\"", "timeout_s = 1")), &[]);
-    assert_eq!(hanging.status.code(), Some(1));
-    assert!(
-        hanging.stderr.contains("step endless on n") && hanging.stderr.contains("did not end within 1 s"),
-        "{}",
-        hanging.stderr
-    );
+    hanging.require_failure(1, &["step endless on n", "did not end within 1 s"]);
     coordinator.wait_until_idle("sleep");
     coordinator.require_cleaned();
 
@@ -208,8 +197,7 @@ fn failures_clean_up() {
     let interrupted = start();
     signal(&interrupted, Signal::INT);
     let interrupted = wait::wait_with_output(interrupted, "the interrupted coordinator", LIMIT);
-    assert_eq!(interrupted.status.code(), Some(1));
-    assert!(interrupted.stderr.contains("interrupted"), "{}", interrupted.stderr);
+    interrupted.require_failure(1, &["interrupted"]);
     coordinator.wait_until_idle("sleep");
     coordinator.require_cleaned();
 
