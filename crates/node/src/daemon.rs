@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use farfork_api::failure::Failure;
 use farfork_api::run_dir::{RunDir, RunDirError, RunDirLock};
+use farfork_cluster::catalog::CatalogLocation;
 use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, ContainerPool, Leftovers, clean_leftovers};
 use farfork_fabric::{Exporter, TlsSecurity, shm, tcp};
@@ -23,6 +24,7 @@ use farfork_fork::resume::LocalSeeds;
 use farfork_fork::seed::SeedTable;
 use farfork_fork::{call_timer, capture};
 use farfork_sys::allocator;
+use farfork_trust::Credentials;
 use farfork_wire::SeedId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,7 +34,8 @@ use tokio::task::JoinSet;
 use crate::api_server;
 use crate::children::{self, ChildBudget, ChildSupervisor};
 use crate::engine::{Engine, ZygoteLimits, random_id};
-use crate::heartbeat::{self, LocalState};
+use crate::heartbeat::{self, JoinAddresses, LocalState};
+use crate::member_catalog::MemberCatalog;
 use crate::member_file::MemberFile;
 use crate::metrics;
 use crate::node::Node;
@@ -44,7 +47,7 @@ use crate::program;
 use crate::seeds::{self, EXPIRY_INTERVAL, SeedRegistry};
 use crate::service;
 use crate::stall_watchdog;
-use crate::trust::{self, EnrollmentError, Security};
+use crate::trust::{self, CatalogReference, EnrollmentError, Security};
 use crate::volumes::{OffloadRequests, VolumeService, VolumeServiceConfig};
 
 /// Interval between checks whether the daemon is idle.
@@ -135,10 +138,14 @@ pub fn run(options: Options) -> Pin<Box<dyn Future<Output = Result<(), DaemonErr
 
 async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
     let security = trust::load_or_enroll(&options).await?;
-    let started = tokio::task::spawn_blocking(move || start(options, security)).await;
+    let directory = security.credentials().map(Credentials::directory);
+    let members = directory.map(CatalogReference::read).transpose().map_err(EnrollmentError::from)?.flatten();
+    let catalog = options.volumes.catalog.clone().or_else(|| members.as_ref().map(|members| members.location.clone()));
+    let catalog = catalog.unwrap_or_else(|| options.volumes.store.with_file_name("catalog").into());
+    let started = tokio::task::spawn_blocking(move || start(options, security, catalog)).await;
     let (running, control) =
         started.map_err(|panic| DaemonError::System { action: "start", cause: io::Error::other(panic) })??;
-    let served = serve_until_signal(&running, control).await;
+    let served = serve_until_signal(&running, control, members).await;
     tracing::info!("stopping");
     heartbeat::leave(&running.node.peers).await;
     running.node.children.kill_all().await;
@@ -149,12 +156,22 @@ async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
 
 /// Serves until a signal, then closes the control port. Through an open port, a peer that is also stopping could
 /// connect and wait for a reply.
-async fn serve_until_signal(running: &RunningDaemon, control: TcpListener) -> Result<(), DaemonError> {
+async fn serve_until_signal(
+    running: &RunningDaemon,
+    control: TcpListener,
+    members: Option<CatalogReference>,
+) -> Result<(), DaemonError> {
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
     let RunningDaemon { run_dir, node, join, metrics: metrics_listener, .. } = running;
     let member_file = MemberFile::read(run_dir);
-    heartbeat::join_members(&node.peers, &[join, member_file.addresses()].concat()).await?;
+    let (found, recorded) = watch::channel(Vec::new());
+    let member_catalog = match members {
+        Some(members) => MemberCatalog::open(&node.peers, members, found).await,
+        None => None,
+    };
+    let known = [join, member_file.addresses(), recorded.borrow().as_slice()].concat();
+    heartbeat::join_members(&node.peers, &known).await?;
     let programs = program::listen(&run_dir.program_socket());
     let programs = programs.map_err(DaemonError::listen(run_dir.program_socket().display()))?;
     let socket = bind_private_socket(&run_dir.socket())?;
@@ -165,7 +182,11 @@ async fn serve_until_signal(running: &RunningDaemon, control: TcpListener) -> Re
     // Dropping the set at the daemon's end aborts the tasks.
     let mut tasks = JoinSet::new();
     let task_node = node.clone();
-    tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), member_file, move || LocalState {
+    if let Some(member_catalog) = member_catalog {
+        tasks.spawn(member_catalog.run());
+    }
+    let join = JoinAddresses { configured: join.clone(), recorded };
+    tasks.spawn(heartbeat::run(node.peers.clone(), join, member_file, move || LocalState {
         children: u32::try_from(task_node.children.count_alive()).unwrap_or(u32::MAX),
         not_ready: task_node.pager.not_ready_reason(),
     }));
@@ -235,7 +256,11 @@ fn raise_descriptor_limit() {
 }
 
 /// The blocking part of a start, in the order drawn above.
-fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpListener), DaemonError> {
+fn start(
+    options: Options,
+    security: Security,
+    catalog: CatalogLocation,
+) -> Result<(RunningDaemon, TcpListener), DaemonError> {
     raise_descriptor_limit();
     let path = options.run_dir.display().to_string();
     let run_dir = RunDir::new(&options.run_dir);
@@ -256,7 +281,7 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::find_or_start(&run_dir, security.credentials(), options.cache_bytes_max)?);
     let foundation = NodeFoundation { run_dir, lock, containers, leftovers };
-    match assemble_node(options, security, foundation, &control, &pager) {
+    match assemble_node(options, security, foundation, catalog, &control, &pager) {
         Ok(running) => Ok((running, control)),
         Err(error) => {
             // A pager that serves children of an earlier daemon refuses to stop.
@@ -280,11 +305,12 @@ fn assemble_node(
     options: Options,
     security: Security,
     foundation: NodeFoundation,
+    catalog: CatalogLocation,
     control: &TcpListener,
     pager: &Arc<PagerLink>,
 ) -> Result<RunningDaemon, DaemonError> {
     let NodeFoundation { run_dir, lock, containers, leftovers } = foundation;
-    let (volumes, offload) = start_volumes(&options, &security)?;
+    let (volumes, offload) = start_volumes(&options, &security, catalog)?;
     let zygote_limits = ZygoteLimits { count_max: options.zygotes_max, idle_max: options.zygote_idle_max };
     let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
     let child_budget = ChildBudget::new(options.child_memory_bytes_max);
@@ -321,10 +347,15 @@ fn assemble_node(
 }
 
 /// Starts the service that runs the processes of the node's volumes.
-fn start_volumes(options: &Options, security: &Security) -> Result<(VolumeService, OffloadRequests), DaemonError> {
+fn start_volumes(
+    options: &Options,
+    security: &Security,
+    catalog: CatalogLocation,
+) -> Result<(VolumeService, OffloadRequests), DaemonError> {
     let config = VolumeServiceConfig {
         node: options.name.clone(),
         options: options.volumes.clone(),
+        catalog,
         listen: options.listen.ip(),
         credentials: security.credentials().cloned(),
     };

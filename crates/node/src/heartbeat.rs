@@ -11,6 +11,7 @@ use farfork_api::limits::{HEARTBEAT_TIMEOUT, LEAVE_TIMEOUT};
 use farfork_api::v1;
 use farfork_cluster::membership::{HEARTBEAT_INTERVAL, JoinError, Member, MembershipEvent};
 use farfork_trust::Credentials;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tonic::Code;
@@ -35,10 +36,18 @@ pub(crate) struct LocalState {
     pub(crate) not_ready: Option<String>,
 }
 
+/// The addresses at which nodes of the cluster may be.
+pub(crate) struct JoinAddresses {
+    /// Those of the option `--join`.
+    pub(crate) configured: Vec<SocketAddr>,
+    /// Those in the catalog.
+    pub(crate) recorded: watch::Receiver<Vec<SocketAddr>>,
+}
+
 /// Sends heartbeats until the daemon stops. Calls `own_state` before each round.
 pub(crate) async fn run(
     peers: Arc<Peers>,
-    join: Vec<SocketAddr>,
+    join: JoinAddresses,
     mut member_file: MemberFile,
     own_state: impl Fn() -> LocalState,
 ) {
@@ -156,9 +165,13 @@ pub(crate) fn handle_heartbeat(
 }
 
 /// Returns the addresses to join at which no member is known.
-fn unknown_addresses(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
+fn unknown_addresses(peers: &Peers, join: &JoinAddresses) -> Vec<SocketAddr> {
     let known: Vec<SocketAddr> = peers.views().into_iter().map(|view| view.member.address).collect();
-    join.iter().filter(|address| !known.contains(address)).copied().collect()
+    let mut unknown = [join.configured.as_slice(), join.recorded.borrow().as_slice()].concat();
+    unknown.retain(|address| !known.contains(address));
+    unknown.sort_unstable();
+    unknown.dedup();
+    unknown
 }
 
 /// Sends one heartbeat, and handles the reply.

@@ -22,6 +22,7 @@ pub mod daemon;
 pub mod decoders;
 mod engine;
 mod heartbeat;
+mod member_catalog;
 mod member_file;
 mod metrics;
 mod network;
@@ -41,4 +42,4 @@ mod trust;
 mod volumes;
 
 pub use network::EgressDestination;
-pub use trust::{EnrollmentError, join_cluster};
+pub use trust::{CatalogReference, EnrollmentError, join_cluster};

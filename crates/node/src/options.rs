@@ -66,8 +66,9 @@ pub struct Options {
 pub struct VolumeOptions {
     /// Directory of the node's replicas, and of the sockets of the volumes' processes.
     pub store: PathBuf,
-    /// Where the nodes of the cluster agree on volumes.
-    pub catalog: CatalogLocation,
+    /// Where the nodes of the cluster agree on volumes. `None`: in the catalog that the trust directory names, or else in a
+    /// file next to the store.
+    pub catalog: Option<CatalogLocation>,
     /// A node that does not respond for this time is removed from the chains of its volumes, in milliseconds.
     pub detection_ms: u64,
     /// A replica that takes less than this number of bytes of its log per detection time is removed from the chain.
@@ -94,11 +95,9 @@ impl VolumeOptions {
     /// Default of `scrub_hours`: one week. Linux distributions check RAID arrays once a week or once a month.
     pub const SCRUB_HOURS: u32 = 168;
 
-    /// Creates the default options. By default, the store is in the node's state directory, and the catalog is next to
-    /// the store.
+    /// Creates the default options. By default, the store is in the node's state directory.
     pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<CatalogLocation>) -> Self {
         let store = store.unwrap_or_else(|| Path::new(STATE_DIR).join(node.as_str()).join("volumes"));
-        let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog").into());
         Self {
             store,
             catalog,

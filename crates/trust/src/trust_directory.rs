@@ -90,6 +90,7 @@ pub enum DirectoryError {
 /// TRUST/authority.pem      certificate and key of the authority, on one member        0600
 /// TRUST/authority.old.pem  the same of the previous authority, during a rotation      0600
 /// TRUST/tokens.json        digests of the join tokens, next to the authority          0600
+/// TRUST/catalog            where the cluster keeps its members, if in a catalog       0600
 /// TRUST/lock               held while any of these changes
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,6 +123,11 @@ impl TrustDirectory {
     /// Path of the roster.
     pub fn roster_path(&self) -> PathBuf {
         self.root.join("roster")
+    }
+
+    /// Path of the reference to the catalog.
+    pub fn catalog_path(&self) -> PathBuf {
+        self.root.join("catalog")
     }
 
     fn authority_path(&self) -> PathBuf {
@@ -269,6 +275,22 @@ impl TrustDirectory {
         let path = self.tokens_path();
         let bytes = serde_json::to_vec(tokens).map_err(|error| io_error("write", &path)(error.into()))?;
         self.write(&path, &bytes)
+    }
+
+    /// The reference to the catalog, whose format `farfork-node` defines.
+    ///
+    /// # Errors
+    /// Errors of the file.
+    pub fn read_catalog(&self) -> Result<Option<Zeroizing<Vec<u8>>>, DirectoryError> {
+        self.read(&self.catalog_path())
+    }
+
+    /// Writes the reference to the catalog.
+    ///
+    /// # Errors
+    /// [`DirectoryError::Io`].
+    pub fn write_catalog(&self, bytes: &[u8]) -> Result<(), DirectoryError> {
+        self.write(&self.catalog_path(), bytes)
     }
 
     /// Values that change whenever a file is replaced.

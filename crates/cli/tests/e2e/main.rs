@@ -18,6 +18,7 @@ mod children_may_choose_networks;
 mod children_may_have_egress;
 mod children_may_have_user_namespaces;
 mod children_may_settle;
+mod clusters_are_found_in_the_catalog;
 mod connection_options_are_honoured;
 mod container_roots_are_reused;
 mod cores_are_readable;
@@ -123,6 +124,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
     ("volumes_are_unmounted_by_force", volumes_are_unmounted_by_force::TESTS),
     ("volumes_agree_in_etcd", volumes_agree_in_etcd::TESTS),
+    ("clusters_are_found_in_the_catalog", clusters_are_found_in_the_catalog::TESTS),
     ("volumes_outlive_lost_files", volumes_outlive_lost_files::TESTS),
     ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),

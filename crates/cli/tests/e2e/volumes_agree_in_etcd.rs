@@ -146,10 +146,12 @@ fn delete_all_keys(cluster: &Cluster) {
     run_etcdctl(cluster, &["del", "--prefix", "/"]);
 }
 
-fn run_etcdctl(cluster: &Cluster, arguments: &[&str]) {
+/// Runs etcdctl(1) in the network of the first node. Returns its output.
+pub(crate) fn run_etcdctl(cluster: &Cluster, arguments: &[&str]) -> String {
     let endpoint = format!("--endpoints={}:2379", cluster.ip(0));
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &cluster.netns(0), "etcdctl", &endpoint]).args(arguments);
     let output = command.env("ETCDCTL_API", "3").output().expect("iproute2 is installed");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -7,8 +7,8 @@ use std::thread;
 use farfork_wire::NodeName;
 
 use super::{
-    Catalog, CatalogContents, CatalogError, Durability, VolumeName, VolumeNode, VolumeRecord, VolumeState,
-    update_volume,
+    Catalog, CatalogContents, CatalogError, ClusterRecords, Durability, MemberRecord, RosterRecord, VolumeName,
+    VolumeNode, VolumeRecord, VolumeState, claim_catalog, update_volume,
 };
 
 const WRITERS: u32 = 4;
@@ -41,6 +41,37 @@ where
     check_waiting(&make_store());
     check_writers_in_a_race(&make_store());
     check_readers_see_versions_in_order(&make_store());
+    check_cluster_records(&make_store());
+}
+
+fn check_cluster_records(open: &dyn Fn() -> Box<dyn Catalog>) {
+    let (one, other) = (open(), open());
+    assert_eq!(one.read_cluster().unwrap(), ClusterRecords::default());
+    claim_catalog(&*one, "ours").unwrap();
+    claim_catalog(&*other, "ours").unwrap();
+    let refused = claim_catalog(&*other, "theirs").unwrap_err().to_string();
+    assert!(refused.contains("another cluster (ours)"), "{refused}");
+    assert_eq!(other.write_cluster("theirs").unwrap(), "ours");
+
+    let (name, address) = (node_name("n1"), "10.0.0.1:7400".parse().unwrap());
+    let [early, late] = [1, 2].map(|issued_us| MemberRecord { address, issued_us });
+    one.write_member(&name, &early).unwrap();
+    one.write_member(&name, &late).unwrap();
+    other.remove_member(&name, &early).unwrap();
+    assert_eq!(other.read_cluster().unwrap().members, [(name.clone(), late)].into());
+    other.remove_member(&name, &late).unwrap();
+    assert!(one.read_cluster().unwrap().members.is_empty());
+
+    let first = RosterRecord { revision: 0, bytes: vec![0, 255, 7] };
+    assert!(one.write_roster(&first).unwrap() && !other.write_roster(&first).unwrap());
+    let read = other.read_cluster().unwrap().roster.unwrap();
+    assert!(read.revision > 0 && read.bytes == first.bytes, "{read:?}");
+    assert!(other.write_roster(&RosterRecord { bytes: vec![8], ..read.clone() }).unwrap());
+    assert!(!one.write_roster(&read).unwrap());
+    let read = one.read_cluster().unwrap();
+    assert_eq!((read.cluster.as_deref(), read.roster.unwrap().bytes), (Some("ours"), vec![8]));
+    // Records of the cluster are not volumes, and starting to keep them starts no processes of volumes.
+    assert!(!one.read().unwrap().is_in_use());
 }
 
 fn check_missing_volume(open: &dyn Fn() -> Box<dyn Catalog>) {

@@ -1,9 +1,11 @@
-//! The catalog: the records of volumes, on which the nodes of a cluster must agree. `farfork-volume` reads and changes it.
+//! The catalog: the records of volumes, on which the nodes of a cluster must agree. `farfork-volume` reads and changes it. It
+//! may also have the members of the cluster, for `farfork-node`.
 //!
 //! A record changes only if it has the revision that was read (compare and swap), so two nodes that decide at the same
 //! time cannot both succeed. [`FileCatalog`] is the embedded store; [`EtcdCatalog`] keeps the records in etcd. [`CatalogLocation`]
 //! selects one of them.
 
+mod cluster_records;
 #[cfg(test)]
 mod conformance;
 mod etcd;
@@ -20,6 +22,7 @@ use std::sync::Arc;
 use farfork_wire::NodeName;
 use serde::{Deserialize, Serialize};
 
+pub use cluster_records::{ClusterRecords, MemberRecord, RosterRecord, claim_catalog};
 pub use etcd::EtcdCatalog;
 pub use file::FileCatalog;
 pub use location::{CatalogLocation, EtcdLocation};
@@ -105,6 +108,36 @@ pub trait Catalog: fmt::Debug + Send + Sync {
 
     /// Waits until the contents may have changed.
     fn wait_for_change(&self);
+
+    /// Returns the records of the cluster itself.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn read_cluster(&self) -> Result<ClusterRecords, CatalogError>;
+
+    /// Writes the identity of the cluster, if the store has none. Returns the identity that the store has then.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn write_cluster(&self, cluster: &str) -> Result<String, CatalogError>;
+
+    /// Writes the record of a member, and replaces an earlier one.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn write_member(&self, name: &NodeName, member: &MemberRecord) -> Result<(), CatalogError>;
+
+    /// Removes the record of a member, if it is this one.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn remove_member(&self, name: &NodeName, member: &MemberRecord) -> Result<(), CatalogError>;
+
+    /// Writes the roster, if its revision in the store is `roster.revision`. Returns whether it was written.
+    ///
+    /// # Errors
+    /// As `read`.
+    fn write_roster(&self, roster: &RosterRecord) -> Result<bool, CatalogError>;
 }
 
 /// Changes the record of a volume. If another node changes the record at the same time, reads it again and repeats. If
@@ -333,6 +366,12 @@ pub enum CatalogError {
         text: String,
         /// The reason.
         reason: &'static str,
+    },
+    /// The catalog has the members of another cluster.
+    #[error("it has the members of another cluster ({theirs}): choose another key prefix, or another file")]
+    OtherCluster {
+        /// The identity of that cluster.
+        theirs: String,
     },
     /// Another node has changed the record.
     #[error("another node has changed volume {0}")]

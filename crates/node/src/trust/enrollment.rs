@@ -11,11 +11,12 @@ use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1;
 use farfork_trust::member::{self, MemberError};
 use farfork_trust::{
-    Credentials, CredentialsError, Encryption, Identity, JoinToken, KeyError, Role, TrustDirectory, UncertifiedKey,
+    Credentials, CredentialsError, DirectoryError, Encryption, Identity, JoinToken, KeyError, Role, TrustDirectory,
+    UncertifiedKey,
 };
 use farfork_wire::NodeName;
 
-use super::Security;
+use super::{CatalogReference, Security};
 use crate::options::{Options, TrustOptions};
 
 /// Why a node has no identity in a cluster.
@@ -27,6 +28,9 @@ pub enum EnrollmentError {
     /// The issued certificate cannot be installed.
     #[error(transparent)]
     Member(#[from] MemberError),
+    /// A file of its trust directory cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     /// No key can be generated.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -132,6 +136,10 @@ pub async fn join_cluster(
         match request_certificate(*address, token, name, &request).await {
             Ok(got) => {
                 member::install_join(directory, &key, name, &got.certificate, &got.roster, token.authority)?;
+                if !got.catalog.is_empty() {
+                    directory.write_catalog(&got.catalog)?;
+                    CatalogReference::read(directory)?;
+                }
                 tracing::info!(%address, "joined the cluster");
                 return Ok(());
             }

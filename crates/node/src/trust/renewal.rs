@@ -75,7 +75,7 @@ pub(crate) async fn renew_certificate(peers: &Peers) -> Result<(), Failure> {
             issued.map_err(|error| error.to_string())
         };
         let IssuedCertificate { certificate, roster } = with_credentials(credentials, issue).await.map_err(failed)?;
-        v1::Credentials { certificate, roster }
+        v1::Credentials { certificate, roster, ..v1::Credentials::default() }
     } else {
         request_from_peers(peers, request, &object).await?
     };

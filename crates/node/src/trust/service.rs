@@ -15,6 +15,7 @@ use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 use tonic::{Code, Request, Response, Status};
 
+use super::catalog_reference::CatalogReference;
 use super::join_limiter::JoinLimiter;
 use super::renewal::{renew_certificate, with_credentials};
 use crate::auth::Caller;
@@ -142,7 +143,9 @@ async fn run_authority(
     let issued = with_credentials(credentials, move |credentials| Ok(work(credentials))).await;
     let issued = issued.map_err(|panic| Failure::new(Code::Internal, object, panic))?;
     let IssuedCertificate { certificate, roster } = issued.map_err(|error| refusal(object, &error))?;
-    Ok(v1::Credentials { certificate, roster })
+    let catalog = CatalogReference::read(credentials.directory());
+    let catalog = catalog.map_err(|error| Failure::new(Code::Internal, object, error))?;
+    Ok(v1::Credentials { certificate, roster, catalog: catalog.map(|catalog| catalog.to_bytes()).unwrap_or_default() })
 }
 
 fn check_length(request: &[u8]) -> Result<(), MemberError> {

@@ -16,8 +16,7 @@ use farfork_wire::NodeName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Code;
 
-use super::supervision::StartRequests;
-use crate::options::VolumeOptions;
+use super::supervision::{StartRequests, VolumeServiceConfig};
 
 /// Time limit for the start of the processes that serve volumes, on this node or on another one.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -37,8 +36,8 @@ pub(crate) struct OffloadRequests {
 }
 
 impl OffloadRequests {
-    pub(super) fn new(node: NodeName, options: &VolumeOptions, starts: StartRequests) -> Self {
-        let (store, catalog) = (options.store.clone(), options.catalog.clone());
+    pub(super) fn new(config: &VolumeServiceConfig, starts: StartRequests) -> Self {
+        let (node, store, catalog) = (config.node.clone(), config.options.store.clone(), config.catalog.clone());
         Self { node, store, catalog, starts, permits: Arc::new(Semaphore::new(VOLUME_REQUESTS_MAX)) }
     }
 

@@ -15,6 +15,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use farfork_cluster::catalog::CatalogLocation;
 use farfork_trust::Credentials;
 use farfork_volume::process::{
     NodeSupervisor, OffloadMode, OffloadOptions, ProcessRole, STORE_PATH_BYTES_MAX, VolumeStore, run_offload,
@@ -57,6 +58,7 @@ impl StartRequests {
 pub(crate) struct VolumeServiceConfig {
     pub(crate) node: NodeName,
     pub(crate) options: VolumeOptions,
+    pub(crate) catalog: CatalogLocation,
     pub(crate) listen: IpAddr,
     pub(crate) credentials: Option<Credentials>,
 }
@@ -79,7 +81,7 @@ impl VolumeService {
         let (wakeups, wakeup) = io::pipe()?;
         let (replies, requests) = mpsc::channel();
         let starts = StartRequests { replies, wakeup };
-        let offload = OffloadRequests::new(config.node.clone(), &config.options, starts);
+        let offload = OffloadRequests::new(&config, starts);
         let serve = move || {
             let service = VolumeServiceThread { config, requests, wakeups, stopped };
             if let Err(error) = service.run() {
@@ -195,7 +197,7 @@ impl VolumeServiceThread {
     /// Waits until there is a request, the catalog is in use, or the daemon stops. A catalog that cannot be read counts as used:
     /// the offload process reports it.
     fn wait_until_used(&self) -> io::Result<ServiceWakeup> {
-        let Ok(catalog) = self.config.options.catalog.open() else { return Ok(ServiceWakeup::Timeout) };
+        let Ok(catalog) = self.config.catalog.open() else { return Ok(ServiceWakeup::Timeout) };
         while catalog.read().is_ok_and(|contents| !contents.is_in_use()) {
             let wakeup = self.wait(CATALOG_INTERVAL)?;
             if wakeup != ServiceWakeup::Timeout {
@@ -225,11 +227,11 @@ impl VolumeServiceThread {
     /// Starts the work of the processes in threads of the daemon. The error is the reason why it cannot run.
     fn start_inline(&self) -> Result<JoinHandle<()>, String> {
         self.prepare_store()?;
-        let VolumeServiceConfig { node, options, listen, credentials } = &self.config;
+        let VolumeServiceConfig { node, options, catalog, listen, credentials } = &self.config;
         let options = OffloadOptions {
             node: node.clone(),
             store: options.store.clone(),
-            catalog: options.catalog.clone(),
+            catalog: catalog.clone(),
             listen: *listen,
             detection_time: Duration::from_millis(options.detection_ms),
             replica_rate_min: options.replica_rate_min,
@@ -251,7 +253,7 @@ impl VolumeServiceThread {
 
     /// Makes the directories, and checks that the store supports the copy method.
     fn prepare_store(&self) -> Result<(), String> {
-        let VolumeOptions { store, catalog, .. } = &self.config.options;
+        let (store, catalog) = (&self.config.options.store, &self.config.catalog);
         let length = store.as_os_str().len();
         if length > STORE_PATH_BYTES_MAX {
             return Err(format!(
@@ -272,14 +274,14 @@ impl VolumeServiceThread {
     }
 
     fn command(&self, role: ProcessRole) -> Command {
-        let VolumeServiceConfig { node, options, listen, credentials } = &self.config;
+        let VolumeServiceConfig { node, options, catalog, listen, credentials } = &self.config;
         // An upgrade may have replaced the binary at its path, but the processes must be of our own release.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("farfork");
         command.args(["volume", role.name(), "--store"]).arg(&options.store);
         command.args(["--copy", options.copy_method.name(), "--priority", options.work_priority.name()]);
         if role == ProcessRole::Offload {
-            command.args(["--catalog", &options.catalog.to_string()]);
+            command.args(["--catalog", &catalog.to_string()]);
             command.args(["--name", node.as_str(), "--listen", &listen.to_string()]);
             command.args(["--compress", options.compression.name()]);
             command.args(["--detect-ms", &options.detection_ms.to_string()]);
@@ -327,7 +329,8 @@ mod tests {
     fn service(directory: &Path, store: PathBuf) -> (VolumeService, OffloadRequests) {
         let node = NodeName::new("n1").unwrap();
         let config = VolumeServiceConfig {
-            options: VolumeOptions::new(&node, Some(store), Some(directory.join("shared/catalog").into())),
+            options: VolumeOptions::new(&node, Some(store), None),
+            catalog: directory.join("shared/catalog").into(),
             node,
             listen: "127.0.0.1".parse().unwrap(),
             credentials: None,

@@ -80,7 +80,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         user_ranges: run_dir.join("user-ranges"),
         volumes: VolumeOptions {
             store: run_dir.join("volumes"),
-            catalog: run_dir.join("catalog").into(),
+            catalog: Some(run_dir.join("catalog").into()),
             detection_ms: 1000,
             replica_rate_min: VolumeOptions::REPLICA_RATE_MIN,
             scrub_hours: 0,

@@ -6,9 +6,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use anyhow::Context as _;
 use clap::Args;
-use farfork_trust::{CLIENT_VALID_MAX, DirectoryError, Role, TOKEN_VALID, TOKEN_VALID_MAX, TrustDirectory, member};
+use farfork_api::failure::Failure;
+use farfork_cluster::catalog::{CatalogError, CatalogLocation, claim_catalog};
+use farfork_node::CatalogReference;
+use farfork_trust::{
+    CLIENT_VALID_MAX, DirectoryError, Fingerprint, Role, TOKEN_VALID, TOKEN_VALID_MAX, TrustDirectory, member,
+};
 use farfork_wire::NodeName;
+use tonic::Code;
 
 use crate::commands::node::read_token;
 use crate::connection::parse_address;
@@ -23,6 +30,7 @@ use crate::{GlobalArgs, output};
 Examples:
   farfork cluster init --name n1
   farfork node --name n1 --listen 10.0.0.1:7400
+  farfork cluster init --name n1 --catalog etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379
 
 Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct Init {
@@ -32,12 +40,25 @@ pub(crate) struct Init {
     /// Name of the cluster: a letter, then up to 62 of a-z, 0-9 and `-`.
     #[arg(long, default_value = "farfork", value_name = "NAME")]
     cluster: NodeName,
+    /// File or etcd cluster that keeps the members, their names and the revoked keys, as of `farfork node --catalog`.
+    ///
+    /// A node then finds its cluster without `--join`, also with an empty run directory, as after a reboot. Nodes that join get
+    /// the location with their certificate. It is also the default of `farfork node --catalog`. All nodes must reach it.
+    #[arg(long, value_name = "FILE|URL")]
+    catalog: Option<CatalogLocation>,
 }
 
 impl Init {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let directory = global.trust();
+        let catalog = self.catalog.map(absolute_location).transpose()?;
+        if let Some(location) = &catalog {
+            require_unused(location)?;
+        }
         member::create_cluster(&directory, &self.cluster, &self.name, SystemTime::now())?;
+        if let Some(location) = catalog {
+            claim(&directory, location)?;
+        }
         if global.json {
             output::print_json(
                 &serde_json::json!({ "cluster": self.cluster, "node": self.name, "trust": directory.root() }),
@@ -51,6 +72,33 @@ impl Init {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// A daemon has another working directory than this command.
+fn absolute_location(location: CatalogLocation) -> anyhow::Result<CatalogLocation> {
+    Ok(match location {
+        CatalogLocation::File(path) => CatalogLocation::File(std::path::absolute(path)?),
+        CatalogLocation::Etcd(_) => location,
+    })
+}
+
+/// Refuses a catalog that cannot be read, or has the members of a cluster already.
+fn require_unused(location: &CatalogLocation) -> Result<(), Failure> {
+    let failure = |error: CatalogError| Failure::new(Code::FailedPrecondition, format!("catalog {location}"), error);
+    match location.open().and_then(|catalog| catalog.read_cluster()).map_err(failure)?.cluster {
+        Some(theirs) => Err(failure(CatalogError::OtherCluster { theirs })),
+        None => Ok(()),
+    }
+}
+
+/// Makes the catalog that of the new cluster. The first authority identifies the cluster.
+fn claim(directory: &TrustDirectory, location: CatalogLocation) -> anyhow::Result<()> {
+    let (roster, _) = directory.read_roster()?;
+    let authority = roster.authorities().first().context("the roster has no authority")?;
+    let cluster = Fingerprint::of_certificate(authority).to_string();
+    let claimed = location.open().and_then(|catalog| claim_catalog(&*catalog, &cluster));
+    claimed.map_err(|error| Failure::new(Code::FailedPrecondition, format!("catalog {location}"), error))?;
+    Ok(CatalogReference { location, cluster }.write(directory)?)
 }
 
 /// Print a join token, with which machines join the cluster as nodes.

@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use super::location::EtcdLocation;
 use super::{
-    Catalog, CatalogContents, CatalogError, DamagedRecord, VolumeName, VolumeNode, VolumeRecord, record_damage,
+    Catalog, CatalogContents, CatalogError, ClusterRecords, DamagedRecord, MemberRecord, RosterRecord, VolumeName,
+    VolumeNode, VolumeRecord, record_damage,
 };
 use connection::{EtcdConnection, EtcdReply};
 
@@ -37,7 +38,10 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// |---|---|
 /// | `PREFIX/volumes/NAME` | a volume's record; its revision is the key's `mod_revision` |
 /// | `PREFIX/nodes/NAME` | the addresses of a node |
-/// | `PREFIX/changes` | written by each change, so that one small read shows whether anything has changed |
+/// | `PREFIX/cluster` | the identity of the cluster |
+/// | `PREFIX/members/NAME` | the record of a member |
+/// | `PREFIX/roster` | the encoded roster; its revision is the key's `mod_revision` |
+/// | `PREFIX/changes` | written by each change of a volume or node, so that one small read shows whether anything has changed |
 #[derive(Debug)]
 pub struct EtcdCatalog {
     location: EtcdLocation,
@@ -107,8 +111,9 @@ impl EtcdCatalog {
         format!("{}/{kind}/{name}", self.location.prefix)
     }
 
-    fn changes_key(&self) -> String {
-        format!("{}/changes", self.location.prefix)
+    /// A key that exists once.
+    fn single_key(&self, name: &str) -> String {
+        format!("{}/{name}", self.location.prefix)
     }
 
     fn store_error(&self, operation: &'static str, source: io::Error) -> CatalogError {
@@ -117,7 +122,7 @@ impl EtcdCatalog {
 
     /// The `mod_revision` of the key `changes`.
     fn read_last_change(&self) -> Result<i64, CatalogError> {
-        let key = self.changes_key();
+        let key = self.single_key("changes");
         let reply = self.connection.call(move |mut client| {
             let key = key.clone();
             async move { client.get(key, None).await }
@@ -173,20 +178,27 @@ impl EtcdCatalog {
     fn change(&self, key: &str, revision: u64, operation: TxnOp) -> Result<EtcdReply<TxnResponse>, CatalogError> {
         let is_present = Compare::mod_revision(key, CompareOp::Equal, revision.cast_signed());
         let transaction = Txn::new().when([is_present]).and_then([operation, self.change_mark()]);
-        self.execute(transaction.or_else([TxnOp::get(key, None)]))
+        self.execute(transaction.or_else([TxnOp::get(key, None)]), "write")
     }
 
     /// The operation of each change that writes the key `changes`.
     fn change_mark(&self) -> TxnOp {
-        TxnOp::put(self.changes_key(), "", None)
+        TxnOp::put(self.single_key("changes"), "", None)
     }
 
-    fn execute(&self, transaction: Txn) -> Result<EtcdReply<TxnResponse>, CatalogError> {
+    /// Writes a key that has a `mod_revision`. The reply to a failed comparison has the present value of the key.
+    fn put_if(&self, key: &str, revision: u64, value: &[u8]) -> Result<EtcdReply<TxnResponse>, CatalogError> {
+        let is_present = Compare::mod_revision(key, CompareOp::Equal, revision.cast_signed());
+        let transaction = Txn::new().when([is_present]).and_then([TxnOp::put(key, value, None)]);
+        self.execute(transaction.or_else([TxnOp::get(key, None)]), "write")
+    }
+
+    fn execute(&self, transaction: Txn, operation: &'static str) -> Result<EtcdReply<TxnResponse>, CatalogError> {
         let reply = self.connection.call(move |mut client| {
             let transaction = transaction.clone();
             async move { client.txn(transaction).await }
         });
-        reply.map_err(|error| self.store_error("write", error))
+        reply.map_err(|error| self.store_error(operation, error))
     }
 }
 
@@ -255,7 +267,58 @@ impl Catalog for EtcdCatalog {
 
     fn register_node(&self, name: &NodeName, node: &VolumeNode) -> Result<(), CatalogError> {
         let (key, value) = (self.key("nodes", name.as_str()), encode(fastrand::u64(..), node));
-        self.execute(Txn::new().and_then([TxnOp::put(key, value, None), self.change_mark()])).map(drop)
+        self.execute(Txn::new().and_then([TxnOp::put(key, value, None), self.change_mark()]), "write").map(drop)
+    }
+
+    fn read_cluster(&self) -> Result<ClusterRecords, CatalogError> {
+        let members_prefix = self.key("members", "");
+        let members = TxnOp::get(members_prefix.as_str(), Some(GetOptions::new().with_prefix()));
+        let [cluster, roster] = ["cluster", "roster"].map(|key| TxnOp::get(self.single_key(key), None));
+        let EtcdReply { reply, .. } = self.execute(Txn::new().and_then([cluster, roster, members]), "read")?;
+        let mut records = ClusterRecords::default();
+        let pairs = reply.op_responses().into_iter().filter_map(|answer| match answer {
+            TxnOpResponse::Get(mut found) => Some(found.take_kvs()),
+            _ => None,
+        });
+        for pair in pairs.flatten() {
+            if let Some(name) = pair.key().strip_prefix(members_prefix.as_bytes()) {
+                // A node writes its own record again if it is damaged.
+                let name = NodeName::new(&String::from_utf8_lossy(name));
+                if let (Ok(name), Ok(member)) = (name, decode(pair.value())) {
+                    records.members.insert(name, member);
+                }
+            } else if pair.key() == self.single_key("cluster").as_bytes() {
+                records.cluster = Some(String::from_utf8_lossy(pair.value()).into_owned());
+            } else {
+                let (revision, bytes) = (pair.mod_revision().cast_unsigned(), pair.value().to_vec());
+                records.roster = Some(RosterRecord { revision, bytes });
+            }
+        }
+        Ok(records)
+    }
+
+    fn write_cluster(&self, cluster: &str) -> Result<String, CatalogError> {
+        let key = self.single_key("cluster");
+        let EtcdReply { reply, .. } = self.put_if(&key, 0, cluster.as_bytes())?;
+        let present = if reply.succeeded() { None } else { present_value(&reply) };
+        Ok(present.map_or_else(|| cluster.to_owned(), |pair| String::from_utf8_lossy(pair.value()).into_owned()))
+    }
+
+    fn write_member(&self, name: &NodeName, member: &MemberRecord) -> Result<(), CatalogError> {
+        let put = TxnOp::put(self.key("members", name.as_str()), encode(0, member), None);
+        self.execute(Txn::new().and_then([put]), "write").map(drop)
+    }
+
+    fn remove_member(&self, name: &NodeName, member: &MemberRecord) -> Result<(), CatalogError> {
+        let key = self.key("members", name.as_str());
+        let is_present = Compare::value(key.as_str(), CompareOp::Equal, encode(0, member));
+        let transaction = Txn::new().when([is_present]).and_then([TxnOp::delete(key, None)]);
+        self.execute(transaction, "write").map(drop)
+    }
+
+    fn write_roster(&self, roster: &RosterRecord) -> Result<bool, CatalogError> {
+        let EtcdReply { reply, .. } = self.put_if(&self.single_key("roster"), roster.revision, &roster.bytes)?;
+        Ok(reply.succeeded())
     }
 
     fn wait_for_change(&self) {

@@ -4,6 +4,7 @@
 //! reader therefore sees either the whole old version or the whole new version, without a lock. The rename is flushed
 //! before a change returns.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -13,13 +14,19 @@ use std::thread;
 use std::time::Duration;
 
 use farfork_wire::NodeName;
+use pem::Pem;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, VolumeRecord, record_damage};
+use super::{
+    Catalog, CatalogContents, CatalogError, ClusterRecords, MemberRecord, RosterRecord, VolumeName, VolumeNode,
+    VolumeRecord, record_damage,
+};
 
 /// The version of the file that this build reads and writes.
 const FORMAT_VERSION: u32 = 1;
+/// The label of the roster in PEM.
+const ROSTER_TAG: &str = "FARFORK ROSTER";
 /// A larger file is not a catalog. The limit bounds what a reader allocates. 10,000 volumes need 5 MB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Interval between two reads of the file, which another node may have changed.
@@ -59,6 +66,23 @@ struct CatalogDocument {
     last_revision: u64,
     #[serde(flatten)]
     contents: CatalogContents,
+    #[serde(default)]
+    cluster: ClusterDocument,
+}
+
+/// The records of the cluster itself.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct ClusterDocument {
+    identity: Option<String>,
+    members: BTreeMap<NodeName, MemberRecord>,
+    roster: Option<RosterDocument>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct RosterDocument {
+    revision: u64,
+    /// PEM.
+    text: String,
 }
 
 /// The part that every version of a document has.
@@ -79,7 +103,7 @@ impl FileCatalog {
     /// `Store` if the file exists, or cannot be written.
     pub fn create(path: &Path, contents: &CatalogContents) -> Result<(), CatalogError> {
         let last_revision = contents.volumes.values().map(|record| record.revision).max().unwrap_or(0);
-        let document = CatalogDocument { format: FORMAT_VERSION, last_revision, contents: contents.clone() };
+        let document = CatalogDocument { last_revision, contents: contents.clone(), ..CatalogDocument::empty() };
         let catalog = Self::new(path);
         let failed = |error| catalog.store_error("create", error);
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
@@ -110,10 +134,9 @@ impl FileCatalog {
     }
 
     fn read_document(&self) -> Result<CatalogDocument, CatalogError> {
-        let empty = CatalogDocument { format: FORMAT_VERSION, last_revision: 0, contents: CatalogContents::default() };
         match self.open().map_err(|error| self.store_error("read", error))? {
             Some(file) => self.decode(&file),
-            None => Ok(empty),
+            None => Ok(CatalogDocument::empty()),
         }
     }
 
@@ -136,16 +159,15 @@ impl FileCatalog {
 
     fn decode(&self, file: &File) -> Result<CatalogDocument, CatalogError> {
         let text = read_limited(file).map_err(|error| self.store_error("read", error))?;
-        let format_error = |reason: String| CatalogError::Format { store: self.path.display().to_string(), reason };
-        let parse_error = |error: serde_json::Error| format_error(error.to_string());
+        let parse_error = |error: serde_json::Error| self.format_error(error.to_string());
         let DocumentFormat { format } = serde_json::from_slice(&text).map_err(parse_error)?;
         if format != FORMAT_VERSION {
-            return Err(format_error(format!("it has format {format}, and this build reads {FORMAT_VERSION}")));
+            return Err(self.format_error(format!("it has format {format}, and this build reads {FORMAT_VERSION}")));
         }
         let document: CatalogDocument = serde_json::from_slice(&text).map_err(parse_error)?;
         let volumes = &document.contents.volumes;
         match volumes.iter().find_map(|(name, record)| Some((name, record_damage(record)?))) {
-            Some((name, reason)) => Err(format_error(format!("volume {name}: {reason}"))),
+            Some((name, reason)) => Err(self.format_error(format!("volume {name}: {reason}"))),
             None => Ok(document),
         }
     }
@@ -172,6 +194,10 @@ impl FileCatalog {
         name.push(".");
         name.push(extension);
         name.into()
+    }
+
+    fn format_error(&self, reason: String) -> CatalogError {
+        CatalogError::Format { store: self.path.display().to_string(), reason }
     }
 
     fn store_error(&self, operation: &'static str, source: io::Error) -> CatalogError {
@@ -224,9 +250,54 @@ impl Catalog for FileCatalog {
     fn wait_for_change(&self) {
         thread::sleep(READ_INTERVAL);
     }
+
+    fn read_cluster(&self) -> Result<ClusterRecords, CatalogError> {
+        let ClusterDocument { identity, members, roster } = self.read_document()?.cluster;
+        let decode = |roster: RosterDocument| match pem::parse(roster.text) {
+            Ok(pem) => Ok(RosterRecord { revision: roster.revision, bytes: pem.into_contents() }),
+            Err(error) => Err(self.format_error(format!("its roster is damaged: {error}"))),
+        };
+        Ok(ClusterRecords { cluster: identity, members, roster: roster.map(decode).transpose()? })
+    }
+
+    fn write_cluster(&self, cluster: &str) -> Result<String, CatalogError> {
+        self.change(|document| Ok(document.cluster.identity.get_or_insert_with(|| cluster.to_owned()).clone()))
+    }
+
+    fn write_member(&self, name: &NodeName, member: &MemberRecord) -> Result<(), CatalogError> {
+        self.change(|document| {
+            document.cluster.members.insert(name.clone(), *member);
+            Ok(())
+        })
+    }
+
+    fn remove_member(&self, name: &NodeName, member: &MemberRecord) -> Result<(), CatalogError> {
+        self.change(|document| {
+            document.cluster.members.retain(|other, present| other != name || present != member);
+            Ok(())
+        })
+    }
+
+    fn write_roster(&self, roster: &RosterRecord) -> Result<bool, CatalogError> {
+        self.change(|document| {
+            let present = document.cluster.roster.as_ref().map_or(0, |present| present.revision);
+            if present == roster.revision {
+                document.last_revision += 1;
+                let (revision, text) =
+                    (document.last_revision, pem::encode(&Pem::new(ROSTER_TAG, roster.bytes.clone())));
+                document.cluster.roster = Some(RosterDocument { revision, text });
+            }
+            Ok(present == roster.revision)
+        })
+    }
 }
 
 impl CatalogDocument {
+    fn empty() -> Self {
+        let (contents, cluster) = (CatalogContents::default(), ClusterDocument::default());
+        Self { format: FORMAT_VERSION, last_revision: 0, contents, cluster }
+    }
+
     /// Checks that a record still has the revision that was read.
     fn expect_revision(&self, name: &VolumeName, revision: u64) -> Result<(), CatalogError> {
         let present = self.contents.volumes.get(name).map_or(0, |record| record.revision);

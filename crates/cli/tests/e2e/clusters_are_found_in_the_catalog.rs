@@ -1,0 +1,179 @@
+//! `farfork cluster init --catalog`: nodes find their cluster in an etcd, with an empty run directory and without `--join`. A
+//! node that was down learns from the catalog that it was revoked. The daemons of this test run in the networks of a cluster,
+//! which has the etcd.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::harness::scratch::TestDirectory;
+use crate::harness::{BINARY, Cluster, Farfork, print_error, scratch, wait};
+use crate::test::Test;
+use crate::volumes_agree_in_etcd::run_etcdctl;
+
+pub(crate) const TESTS: &[Test] = &[Test::alone("after_a_reboot_without_join", nodes_return).long()];
+
+/// Longest wait for a state of the nodes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A node whose daemon the test starts by itself.
+struct CatalogNode<'a> {
+    name: &'static str,
+    cluster: &'a Cluster,
+    index: usize,
+    directory: PathBuf,
+    daemon: Option<Child>,
+}
+
+impl<'a> CatalogNode<'a> {
+    fn new(name: &'static str, cluster: &'a Cluster, index: usize, scratch: &TestDirectory) -> Self {
+        let directory = scratch.path().join(name);
+        fs::create_dir(&directory).expect("a scratch directory can be written");
+        Self { name, cluster, index, directory, daemon: None }
+    }
+
+    fn trust(&self) -> String {
+        self.directory.join("trust").to_str().expect("a path of the test").to_owned()
+    }
+
+    fn address(&self) -> String {
+        format!("{}:7500", self.cluster.ip(self.index))
+    }
+
+    fn farfork(&self) -> Farfork {
+        Farfork::at(&self.directory.join("run/node.sock"))
+    }
+
+    /// Starts the daemon, and waits until it answers.
+    fn start(&mut self, options: &[&str]) {
+        let path = |name: &str| self.directory.join(name);
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.cluster.netns(self.index)));
+        command.args([BINARY, "node", "--name", self.name, "--listen", &self.address(), "--pool", "1"]);
+        command.arg("--run-dir").arg(path("run")).arg("--trust").arg(path("trust"));
+        command.arg("--volumes").arg(path("volumes")).arg("--user-ranges").arg(path("user-ranges")).args(options);
+        let log = File::options().create(true).append(true).open(path("log")).expect("a log can be written");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
+        self.daemon = Some(command.spawn().expect("nsenter(1) can be started"));
+        wait::wait_until("the daemon answers", LIMIT, || self.farfork().run(&["nodes"]).status.success().then_some(()));
+    }
+
+    /// Stops the daemon, as a shutdown of the machine does, and removes its run directory.
+    fn shut_down(&mut self) {
+        let mut daemon = self.daemon.take().expect("the daemon was started");
+        kill_process(Pid::from_child(&daemon), Signal::TERM).expect("our own child");
+        wait::wait_exit(&mut daemon, "the daemon", LIMIT);
+        fs::remove_dir_all(self.directory.join("run")).expect("the daemon has ended");
+    }
+
+    /// The names of the nodes that this node sees alive.
+    fn alive(&self) -> Vec<String> {
+        let nodes = self.farfork().json(&["nodes"]);
+        let nodes = nodes["nodes"].as_array().expect("nodes").iter().filter(|node| node["state"] == "alive");
+        nodes.filter_map(|node| node["name"].as_str().map(str::to_owned)).collect()
+    }
+
+    /// Runs `farfork cluster …` with the trust directory of the node, in its network.
+    fn manage(&self, arguments: &[&str]) -> Value {
+        let output = self.run_cluster_command(&self.trust(), arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("a document")
+    }
+
+    fn run_cluster_command(&self, trust: &str, arguments: &[&str]) -> std::process::Output {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", self.cluster.netns(self.index))).args([BINARY, "cluster"]);
+        command.args(arguments).args(["--json", "--trust", trust]).env_remove("FARFORK_SOCKET");
+        command.output().expect("nsenter(1) can be started")
+    }
+}
+
+impl Drop for CatalogNode<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.directory.join("log")).unwrap_or_default();
+            print_error(format_args!("-- log of {}:\n{log}", self.name));
+        }
+        if let Some(daemon) = &mut self.daemon {
+            wait::kill_group(daemon);
+        }
+    }
+}
+
+fn nodes_return() {
+    let (cluster, scratch) = (Cluster::start_with_etcd(2), scratch::directory());
+    let mut first = CatalogNode::new("m1", &cluster, 0, &scratch);
+    let mut second = CatalogNode::new("m2", &cluster, 1, &scratch);
+    let catalog = format!("etcd://{}:2379/second", cluster.ip(0));
+    first.manage(&["init", "--name", "m1", "--catalog", &catalog]);
+    refuse_other_cluster(&first, &scratch, &catalog);
+
+    first.start(&[]);
+    let token = first.manage(&["token"])["token"].as_str().expect("a token").to_owned();
+    let token_file = scratch.path().join("token");
+    write_private(&token_file, &token);
+    second.start(&["--join", &first.address(), "--token-file", token_file.to_str().expect("a path of the test")]);
+    require_both(&second);
+    let keys = run_etcdctl(&cluster, &["get", "--keys-only", "--prefix", "/second/"]);
+    for key in ["/second/cluster", "/second/members/m1", "/second/members/m2", "/second/roster"] {
+        assert!(keys.lines().any(|line| line == key), "no {key} in\n{keys}");
+    }
+    // Nodes that only run do not change the catalog.
+    let changes = run_etcdctl(&cluster, &["get", "--prefix", "/second/", "-w", "fields"]);
+    std::thread::sleep(Duration::from_secs(2));
+    let later = run_etcdctl(&cluster, &["get", "--prefix", "/second/", "-w", "fields"]);
+    let revisions = |text: &str| {
+        let lines = text.lines().filter(|line| line.contains("ModRevision")).map(str::to_owned);
+        lines.collect::<Vec<_>>()
+    };
+    assert_eq!(revisions(&changes), revisions(&later));
+
+    for node in [&mut second, &mut first] {
+        node.shut_down();
+    }
+    second.start(&[]);
+    assert_eq!(second.alive(), ["m2"]);
+    first.start(&[]);
+    require_both(&second);
+    require_both(&first);
+
+    second.shut_down();
+    first.manage(&["revoke", "m2"]);
+    let members = || run_etcdctl(&cluster, &["get", "--keys-only", "--prefix", "/second/members/"]);
+    wait::wait_until("the revoked node is no member any more", LIMIT, || (!members().contains("m2")).then_some(()));
+    first.shut_down();
+    second.start(&[]);
+    wait::wait_until("the revoked node learns of its revocation from the catalog", LIMIT, || {
+        second.manage(&["show"])["revoked"].to_string().contains("/node/m2").then_some(())
+    });
+    assert!(!members().contains("m2"), "a revoked node must not return to the members");
+    second.shut_down();
+    drop((first, second));
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// A cluster cannot use the catalog of another one.
+fn refuse_other_cluster(node: &CatalogNode<'_>, scratch: &TestDirectory, catalog: &str) {
+    let trust = scratch.path().join("other");
+    let arguments = ["init", "--name", "m1", "--catalog", catalog];
+    let refused = node.run_cluster_command(trust.to_str().expect("a path of the test"), &arguments);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.contains("another cluster") && message.contains(catalog), "{message}");
+    assert!(!trust.exists(), "nothing is left behind");
+}
+
+#[track_caller]
+fn require_both(node: &CatalogNode<'_>) {
+    wait::wait_until("both nodes are alive", LIMIT, || (node.alive() == ["m1", "m2"]).then_some(()));
+}
+
+fn write_private(path: &Path, text: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::write(path, text).expect("a scratch directory can be written");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("our own file");
+}
