@@ -164,14 +164,15 @@ async fn serve_until_signal(
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
     let RunningDaemon { run_dir, node, join, metrics: metrics_listener, .. } = running;
-    let member_file = MemberFile::read(run_dir);
+    let trust = node.peers.security().credentials().map(Credentials::directory);
+    let member_file = MemberFile::read(run_dir, trust);
     let (found, recorded) = watch::channel(Vec::new());
     let member_catalog = match members {
         Some(members) => MemberCatalog::open(&node.peers, members, found).await,
         None => None,
     };
-    let known = [join, member_file.addresses(), recorded.borrow().as_slice()].concat();
-    heartbeat::join_members(&node.peers, &known).await?;
+    let join = JoinAddresses { configured: join.clone(), remembered: member_file.addresses(), recorded };
+    heartbeat::join_members(&node.peers, &join.all()).await?;
     let programs = program::listen(&run_dir.program_socket());
     let programs = programs.map_err(DaemonError::listen(run_dir.program_socket().display()))?;
     let socket = bind_private_socket(&run_dir.socket())?;
@@ -185,7 +186,6 @@ async fn serve_until_signal(
     if let Some(member_catalog) = member_catalog {
         tasks.spawn(member_catalog.run());
     }
-    let join = JoinAddresses { configured: join.clone(), recorded };
     tasks.spawn(heartbeat::run(node.peers.clone(), join, member_file, move || LocalState {
         children: u32::try_from(task_node.children.count_alive()).unwrap_or(u32::MAX),
         not_ready: task_node.pager.not_ready_reason(),

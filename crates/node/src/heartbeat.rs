@@ -1,9 +1,10 @@
 //! Exchanges membership messages: sends heartbeats to all members and to the addresses to join, and handles the
 //! replies.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use farfork_api::client::{peer_client, request_with_timeout};
 use farfork_api::failure::Failure;
@@ -25,6 +26,9 @@ use crate::trust;
 /// Interval between checks for due heartbeats: a fraction of [`HEARTBEAT_INTERVAL`], so that no heartbeat is late by much.
 const TICK: Duration = Duration::from_millis(250);
 
+/// Interval between calls of addresses that only a file or the catalog has. A node that starts there calls this one at once.
+const RECALL_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Longest wait for replies to the first heartbeats at a daemon's start: running nodes reply in milliseconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -40,8 +44,18 @@ pub(crate) struct LocalState {
 pub(crate) struct JoinAddresses {
     /// Those of the option `--join`.
     pub(crate) configured: Vec<SocketAddr>,
+    /// Those that an earlier daemon has written.
+    pub(crate) remembered: Vec<SocketAddr>,
     /// Those in the catalog.
     pub(crate) recorded: watch::Receiver<Vec<SocketAddr>>,
+}
+
+impl JoinAddresses {
+    /// Returns each address once.
+    pub(crate) fn all(&self) -> BTreeSet<SocketAddr> {
+        let recorded = self.recorded.borrow();
+        self.configured.iter().chain(&self.remembered).chain(recorded.iter()).copied().collect()
+    }
 }
 
 /// Sends heartbeats until the daemon stops. Calls `own_state` before each round.
@@ -53,7 +67,7 @@ pub(crate) async fn run(
 ) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut join_due = Instant::now();
+    let (mut join_due, mut recall_due) = (Instant::now(), Instant::now() + RECALL_INTERVAL);
     loop {
         let now = Instant::now();
         let due = {
@@ -68,10 +82,15 @@ pub(crate) async fn run(
         let mut addresses: Vec<SocketAddr> = due.iter().map(|member| member.address).collect();
         if now >= join_due {
             join_due = now + HEARTBEAT_INTERVAL;
-            addresses.extend(unknown_addresses(&peers, &join));
+            let is_recall = now >= recall_due;
+            if is_recall {
+                recall_due = now + RECALL_INTERVAL;
+            }
+            let possible = if is_recall { join.all() } else { join.configured.iter().copied().collect() };
+            addresses.extend(unknown_addresses(&peers, &possible));
             peers.apply_roster();
             peers.drop_stale_channels();
-            member_file.save(peers.others());
+            member_file.save(&peers.others(), SystemTime::now());
         }
         for address in addresses {
             let peers = peers.clone();
@@ -90,7 +109,7 @@ pub(crate) async fn run(
 ///
 /// # Errors
 /// A node at one of the addresses refused this node as a member.
-pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &[SocketAddr]) -> Result<(), Failure> {
+pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &BTreeSet<SocketAddr>) -> Result<(), Failure> {
     let mut heartbeats: JoinSet<_> = addresses.iter().map(|address| send_heartbeat(peers.clone(), *address)).collect();
     let deadline = tokio::time::Instant::now() + JOIN_TIMEOUT;
     while let Ok(Some(sent)) = timeout_at(deadline, heartbeats.join_next()).await {
@@ -164,14 +183,10 @@ pub(crate) fn handle_heartbeat(
     Ok(v1::Members { members, roster, holds_authority })
 }
 
-/// Returns the addresses to join at which no member is known.
-fn unknown_addresses(peers: &Peers, join: &JoinAddresses) -> Vec<SocketAddr> {
-    let known: Vec<SocketAddr> = peers.views().into_iter().map(|view| view.member.address).collect();
-    let mut unknown = [join.configured.as_slice(), join.recorded.borrow().as_slice()].concat();
-    unknown.retain(|address| !known.contains(address));
-    unknown.sort_unstable();
-    unknown.dedup();
-    unknown
+/// Returns the addresses at which no member is known.
+fn unknown_addresses(peers: &Peers, possible: &BTreeSet<SocketAddr>) -> BTreeSet<SocketAddr> {
+    let known: BTreeSet<SocketAddr> = peers.views().into_iter().map(|view| view.member.address).collect();
+    possible - &known
 }
 
 /// Sends one heartbeat, and handles the reply.

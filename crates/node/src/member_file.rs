@@ -1,53 +1,78 @@
-//! `RUN/members.json`: the addresses of the nodes that this node knows. After a crash, the next daemon finds its
-//! cluster through this file, even on the cluster's first node, which has no `--join` option.
+//! `members.json`: the addresses of the nodes that this node knows. The next daemon finds its cluster through this file, even
+//! on the cluster's first node, which has no `--join` option.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use farfork_api::run_dir::RunDir;
+use farfork_trust::TrustDirectory;
 
-/// The path of the file, and the addresses that were last read from or written to it.
+/// An address at which no node was known for this time is forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_hours(30 * 24);
+/// Longest difference between the written and the real time at which a node was known.
+const REFRESH_INTERVAL: Duration = Duration::from_hours(24);
+
+/// The paths of the file, and its content.
+///
+/// | directory | until | so that |
+/// |---|---|---|
+/// | run directory | the daemon stops | the next daemon joins after a crash |
+/// | trust directory | no node was known at the address for 30 days | the next daemon joins after a stop or a reboot, too |
+///
+/// Without an identity there is no trust directory. Then nothing says to which cluster the addresses belong after a stop.
 #[derive(Debug)]
 pub(crate) struct MemberFile {
-    path: PathBuf,
-    saved: Vec<SocketAddr>,
+    paths: Vec<PathBuf>,
+    /// The address of each node, and the time when a node was known there, in seconds since 1970.
+    saved: BTreeMap<SocketAddr, u64>,
 }
 
 impl MemberFile {
     /// Reads the addresses that an earlier daemon has written. A missing or damaged file counts as empty: then other
     /// nodes or the options must supply the addresses.
-    pub(crate) fn read(run_dir: &RunDir) -> Self {
-        let file = run_dir.member_file();
-        let read = || -> io::Result<Vec<SocketAddr>> { Ok(serde_json::from_slice(&fs::read(&file)?)?) };
-        let written = read().unwrap_or_default();
-        Self { path: file, saved: written }
+    pub(crate) fn read(run_dir: &RunDir, trust: Option<&TrustDirectory>) -> Self {
+        let kept = trust.map(TrustDirectory::members_path);
+        let paths = [run_dir.member_file()].into_iter().chain(kept).collect::<Vec<_>>();
+        let read = |path| -> io::Result<BTreeMap<_, _>> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
+        let saved = paths.iter().flat_map(|path| read(path).unwrap_or_default()).collect();
+        Self { paths, saved }
     }
 
     /// Returns the addresses that were last read or written.
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        &self.saved
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.saved.keys().copied().collect()
     }
 
-    /// Writes the addresses, if they have changed.
-    pub(crate) fn save(&mut self, mut addresses: Vec<SocketAddr>) {
-        addresses.sort_unstable();
+    /// Writes the addresses of the known nodes, if they have changed.
+    pub(crate) fn save(&mut self, known: &[SocketAddr], now: SystemTime) {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut addresses = self.saved.clone();
+        addresses.retain(|_, known_at| now.saturating_sub(*known_at) < FORGOTTEN_AFTER.as_secs());
+        for address in known {
+            let known_at = addresses.entry(*address).or_insert(now);
+            if now.abs_diff(*known_at) > REFRESH_INTERVAL.as_secs() {
+                *known_at = now;
+            }
+        }
         if addresses == self.saved {
             return;
         }
-        let draft = self.path.with_extension("json.new");
-        let write = || -> io::Result<()> {
-            fs::write(&draft, serde_json::to_vec(&addresses)?)?;
-            fs::rename(&draft, &self.path)
+        let content = serde_json::to_vec(&addresses).expect("addresses and numbers");
+        let write = |path: &PathBuf| {
+            let draft = path.with_extension("json.new");
+            fs::write(&draft, &content).and_then(|()| fs::rename(&draft, path))
         };
-        match write() {
+        match self.paths.iter().try_for_each(write) {
             Ok(()) => self.saved = addresses,
             Err(error) => tracing::warn!(%error, "the addresses of the cluster's nodes cannot be saved"),
         }
     }
 
-    /// Removes the file, because the node stops for good.
+    /// Removes the file in the run directory, because the daemon stops.
     pub(crate) fn remove(run_dir: &RunDir) {
         // The file may not exist.
         let _ = fs::remove_file(run_dir.member_file());
@@ -56,20 +81,43 @@ impl MemberFile {
 
 #[cfg(test)]
 mod tests {
-    use super::MemberFile;
+    use std::time::{Duration, SystemTime};
+
+    use super::{FORGOTTEN_AFTER, MemberFile};
     use farfork_api::run_dir::RunDir;
+    use farfork_trust::TrustDirectory;
 
     #[test]
     fn the_next_daemon_reads_the_known_members() {
         let parent = tempfile::tempdir().unwrap();
-        let run_dir = RunDir::new(parent.path());
-        let addresses = ["10.0.0.2:7400", "10.0.0.1:7400"].map(|text| text.parse().unwrap());
-        MemberFile::read(&run_dir).save(addresses.to_vec());
-        assert_eq!(MemberFile::read(&run_dir).addresses(), [addresses[1], addresses[0]]);
+        let (run_dir, trust) = (RunDir::new(parent.path()), TrustDirectory::new(parent.path().join("trust")));
+        std::fs::create_dir(trust.root()).unwrap();
+        let [two, one] = ["10.0.0.2:7400", "10.0.0.1:7400"].map(|text| text.parse().unwrap());
+        let now = SystemTime::now();
+        MemberFile::read(&run_dir, None).save(&[two, one], now);
+        assert_eq!(MemberFile::read(&run_dir, None).addresses(), [one, two]);
 
         std::fs::write(run_dir.member_file(), b"damaged").unwrap();
-        assert!(MemberFile::read(&run_dir).addresses().is_empty());
+        assert!(MemberFile::read(&run_dir, None).addresses().is_empty());
+        MemberFile::read(&run_dir, Some(&trust)).save(&[one], now);
         MemberFile::remove(&run_dir);
         assert!(!run_dir.member_file().exists());
+        assert_eq!(MemberFile::read(&run_dir, Some(&trust)).addresses(), [one]);
+    }
+
+    #[test]
+    fn addresses_without_a_node_are_forgotten_after_a_month() {
+        let parent = tempfile::tempdir().unwrap();
+        let mut file = MemberFile::read(&RunDir::new(parent.path()), None);
+        let [gone, present] = ["10.0.0.2:7400", "10.0.0.1:7400"].map(|text| text.parse().unwrap());
+        let start = SystemTime::now();
+        file.save(&[gone, present], start);
+        file.save(&[present], start + FORGOTTEN_AFTER / 2);
+        assert_eq!(file.addresses(), [present, gone]);
+        file.save(&[present], start + FORGOTTEN_AFTER + Duration::from_secs(1));
+        assert_eq!(file.addresses(), [present]);
+        // The clock was set back.
+        file.save(&[gone], start);
+        assert_eq!(file.addresses(), [present, gone]);
     }
 }

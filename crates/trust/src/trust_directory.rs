@@ -91,6 +91,7 @@ pub enum DirectoryError {
 /// TRUST/authority.old.pem  the same of the previous authority, during a rotation      0600
 /// TRUST/tokens.json        digests of the join tokens, next to the authority          0600
 /// TRUST/catalog            where the cluster keeps its members, if in a catalog       0600
+/// TRUST/members.json       addresses of other nodes, which the daemon writes
 /// TRUST/lock               held while any of these changes
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,6 +129,11 @@ impl TrustDirectory {
     /// Path of the reference to the catalog.
     pub fn catalog_path(&self) -> PathBuf {
         self.root.join("catalog")
+    }
+
+    /// Path of the addresses of other nodes.
+    pub fn members_path(&self) -> PathBuf {
+        self.root.join("members.json")
     }
 
     fn authority_path(&self) -> PathBuf {

@@ -40,7 +40,7 @@ const BLOCKING_THREAD_KEEPALIVE: Duration = Duration::from_secs(2);
 ///
 /// Nodes authenticate each other with certificates of their cluster. The node's identity is in the directory --trust.
 /// `farfork cluster init` creates a cluster, and the identity of its first node. Any other node needs --join and
-/// --token-file at its first start. Without `farfork cluster init --catalog`, it needs --join after each reboot, too.
+/// --token-file at its first start. Later, it finds the other nodes by itself.
 ///
 /// Each daemon of a machine needs a directory of its own for its sockets, its logs and the output of children (--run-dir).
 #[derive(Args)]
@@ -135,7 +135,7 @@ pub(crate) struct Node {
     /// The file system must support trusted extended attributes, as ext4, XFS, Btrfs and tmpfs do.
     #[arg(long, value_name = "DIR")]
     volumes: Option<PathBuf>,
-    /// File or etcd cluster in which the nodes agree on volumes [default: that of `farfork cluster init --catalog`, or else the
+    /// File or etcd cluster in which the nodes agree on volumes [default: the one of `farfork cluster init --catalog`, or else the
     /// file catalog, next to the directory of --volumes].
     ///
     /// All nodes of a cluster that share volumes must reach the same catalog. A missing file is created. For etcd 3.4 or later:

@@ -164,7 +164,7 @@ fn refuse_other_cluster(node: &CatalogNode<'_>, scratch: &TestDirectory, catalog
     let refused = node.run_cluster_command(trust.to_str().expect("a path of the test"), &arguments);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && message.contains("another cluster") && message.contains(catalog), "{message}");
-    assert!(!trust.exists(), "nothing is left behind");
+    assert!(!trust.exists(), "nothing was written");
 }
 
 #[track_caller]

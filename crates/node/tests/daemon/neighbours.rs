@@ -5,6 +5,7 @@ use std::io;
 use std::net::TcpStream;
 
 use farfork_fork::pager::{PagerClient, TrustPolicy};
+use farfork_trust::TrustDirectory;
 use rustix::process::Signal;
 
 use crate::harness::{TestDaemon, run_dirs, trust_dir, until};
@@ -13,6 +14,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_leaving_node_is_removed_at_once_and_leaves_nothing", leaving_node),
     ("a_daemon_that_stops_refuses_connections_at_once", refuses),
     ("a_restarted_daemon_rejoins_its_cluster", killed),
+    ("a_node_rejoins_its_cluster_after_a_reboot", rebooted),
     ("a_run_directory_has_one_daemon", one_daemon),
     ("a_name_belongs_to_one_node", one_name),
     ("a_request_is_forwarded_to_the_node_of_its_object", passed_on),
@@ -72,6 +74,21 @@ fn killed() {
     // The pager outlived the daemon. No child needed it, so it was replaced by one with the new trust policy.
     let trusting = PagerClient::new(&dir_a).hello().expect("a pager answers").trust_policy;
     assert_eq!(trusting, TrustPolicy::ClusterMembers { directory: trust_dir(&dir_a, "a2"), is_encrypted: true });
+}
+
+/// A reboot stops the daemon, and empties the run directory.
+fn rebooted() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let a = TestDaemon::start("a", &dir_a, None);
+    let mut b = TestDaemon::start("b", &dir_b, Some(a.address()));
+    let members = TrustDirectory::new(trust_dir(&dir_b, "b")).members_path();
+    until("b has written members.json", || fs::exists(&members).unwrap_or(false).then_some(()));
+    b.signal(Signal::TERM);
+    assert!(b.wait().success());
+    fs::remove_dir_all(&dir_b).expect("the daemon has ended");
+    until("a has removed b", || (a.alive() == ["a"]).then_some(()));
+    let again = TestDaemon::start("b", &dir_b, None);
+    assert_eq!(again.alive(), ["a", "b"], "it found its cluster without --join");
 }
 
 fn one_daemon() {

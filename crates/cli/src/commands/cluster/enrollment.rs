@@ -42,8 +42,9 @@ pub(crate) struct Init {
     cluster: NodeName,
     /// File or etcd cluster that keeps the members, their names and the revoked keys, as of `farfork node --catalog`.
     ///
-    /// A node then finds its cluster without `--join`, also with an empty run directory, as after a reboot. Nodes that join get
-    /// the location with their certificate. It is also the default of `farfork node --catalog`. All nodes must reach it.
+    /// A node then finds the others after a stop even if all addresses have changed, and learns of revoked keys even if no other
+    /// node runs. Nodes that join get the location with their certificate. It is also the default of `farfork node --catalog`.
+    /// All nodes must reach it.
     #[arg(long, value_name = "FILE|URL")]
     catalog: Option<CatalogLocation>,
 }
@@ -91,7 +92,7 @@ fn require_unused(location: &CatalogLocation) -> Result<(), Failure> {
     }
 }
 
-/// Makes the catalog that of the new cluster. The first authority identifies the cluster.
+/// Reserves the catalog for the new cluster. The first authority identifies the cluster.
 fn claim(directory: &TrustDirectory, location: CatalogLocation) -> anyhow::Result<()> {
     let (roster, _) = directory.read_roster()?;
     let authority = roster.authorities().first().context("the roster has no authority")?;
