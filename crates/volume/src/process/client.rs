@@ -18,7 +18,7 @@ use super::control::{ControlAnswer, ControlRequest, send_control_request_within}
 use super::message::{AttachedClient, ClientMessage, OffloadMessage};
 use super::mount_holder::MountHolder;
 use super::store::VolumeStore;
-use super::supervisor::end_after_panic;
+use super::supervisor::{TRY_AGAIN_STATUS, end_after_panic};
 use crate::log::{LogFile, LogFileError, LogPoint};
 use crate::mount::{MountOptions, OffloadLink, OffloadRequest, VolumeClient, VolumeFilesystem, mount_volume};
 use crate::publish::load_namespace;
@@ -299,7 +299,7 @@ pub(super) fn locked_reason(store: &VolumeStore, volume: &str) -> ClientRunError
 /// acknowledged.
 fn end_refused(reason: &str) -> ! {
     tracing::error!(reason, "this client ends, and the volume is mounted again");
-    std::process::exit(1);
+    std::process::exit(TRY_AGAIN_STATUS);
 }
 
 /// Ends this process, so that programs get errors, and the volume can be unmounted.

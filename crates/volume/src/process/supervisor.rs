@@ -10,6 +10,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::panic;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_sys::pidfd;
@@ -33,6 +34,10 @@ const HELD_CLIENT_INTERVAL: Duration = Duration::from_secs(1);
 const SUPERVISOR_VARIABLE: &str = "FARFORK_VOLUME_SUPERVISOR";
 /// Exit status of a process that a panic has ended. A Rust program whose main thread panics has the same.
 const EXIT_PANICKED: i32 = 101;
+/// Exit status of a client that may succeed if it is started again: EX_TEMPFAIL of sysexits.h.
+pub(super) const TRY_AGAIN_STATUS: i32 = 75;
+/// Longest time for which a client is started again before it has mounted: its node may have left the chain, and returns.
+const FIRST_MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The role of a supervised process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,16 +121,27 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
     /// thread must outlive this value: when the thread ends, the kernel kills the client.
     ///
     /// # Errors
-    /// When the client cannot be started, or ends before it has mounted.
+    /// When the client cannot be started, or ends before it has mounted. A client whose node has just left the chain is started
+    /// again for [`FIRST_MOUNT_TIMEOUT`].
     pub fn start(mount_point: &Path, command: C) -> io::Result<Self> {
         let processes = SupervisedProcesses { command, processes: Vec::new() };
         let mut supervisor = Self { mount_point: mount_point.to_owned(), has_mounted: false, processes };
-        supervisor.processes.start(ProcessRole::Client)?;
-        let client = &mut supervisor.processes.processes[0];
-        let mut output = client.child.stdout.take().expect("standard output is a pipe");
-        output.read_exact(&mut [0; 1]).map_err(|_| io::Error::other(CLIENT_ENDED))?;
-        supervisor.has_mounted = true;
-        Ok(supervisor)
+        let deadline = Instant::now() + FIRST_MOUNT_TIMEOUT;
+        loop {
+            supervisor.processes.start(ProcessRole::Client)?;
+            let client = &mut supervisor.processes.processes[0];
+            let mut output = client.child.stdout.take().expect("standard output is a pipe");
+            if output.read_exact(&mut [0; 1]).is_ok() {
+                supervisor.has_mounted = true;
+                return Ok(supervisor);
+            }
+            let status = client.child.wait()?;
+            if status.code() != Some(TRY_AGAIN_STATUS) || Instant::now() >= deadline {
+                return Err(io::Error::other(CLIENT_ENDED));
+            }
+            supervisor.processes.processes.clear();
+            thread::sleep(RESTART_INTERVAL_MIN);
+        }
     }
 
     /// The id of the latest client.
@@ -407,6 +423,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut supervisor = MountSupervisor::start(directory.path(), |_| shell("echo mounted; sleep 0.1")).unwrap();
         assert!(supervisor.run().unwrap().success());
+    }
+
+    #[test]
+    fn a_first_client_is_started_again_only_if_that_may_help() {
+        let directory = tempfile::tempdir().unwrap();
+        let count = directory.path().join("count");
+        let starts = || std::fs::read_to_string(&count).unwrap().lines().count();
+        let script = format!("echo x >> {0}; [ $(wc -l < {0}) -ge 3 ] || exit 75; echo mounted", count.display());
+        let mut supervisor = MountSupervisor::start(directory.path(), |_| shell(&script)).unwrap();
+        assert!(supervisor.run().unwrap().success() && starts() == 3);
+        let script = format!("echo x >> {}; exit 1", count.display());
+        let refused = MountSupervisor::start(directory.path(), |_| shell(&script)).map(drop).unwrap_err();
+        assert!(refused.to_string() == CLIENT_ENDED && starts() == 4);
     }
 
     #[test]
