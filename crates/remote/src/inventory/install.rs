@@ -45,6 +45,14 @@ impl InstallSettings {
         Self::is_valid_path(path) && path.file_name().is_some_and(|name| name.to_string_lossy().contains("farfork"))
     }
 
+    /// Whether an argument is an option of `farfork node` that `farfork cluster deploy` sets, or whose value `undeploy` must
+    /// know.
+    pub(super) fn is_own_option(argument: &str) -> bool {
+        const OPTIONS: [&str; 7] =
+            ["--name", "--listen", "--run-dir", "--trust", "--join", "--token-file", "--volumes"];
+        OPTIONS.contains(&argument.split('=').next().unwrap_or_default())
+    }
+
     /// Whether an argument of `farfork node` needs no quotes in a unit of systemd.
     pub(super) fn is_valid_argument(argument: &str) -> bool {
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-+/:,=?@[]".contains(c);

@@ -147,6 +147,10 @@ fn paths_of_an_installation_need_no_quotes() {
         error_in(&with("arguments = [\"--cache\", \"1 GiB\"]")),
         (2, 25, "`1 GiB` is not an argument of letters, digits and ._-+/:,=?@[]".to_owned())
     );
+    for argument in ["--volumes", "--volumes=/srv", "--run-dir"] {
+        let (line, column, cause) = error_in(&with(&format!("arguments = [\"{argument}\"]")));
+        assert!((line, column) == (2, 14) && cause.contains("is reserved"), "{cause}");
+    }
     assert_eq!(error_in(&with("port = 65535")).0, 2);
     assert_eq!(error_in(&with("port = 0")).0, 2);
     let inventory = parse(&with("prefix = \"/opt/farfork-1.0\"\nport = 7500")).unwrap();

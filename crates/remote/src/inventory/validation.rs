@@ -186,6 +186,10 @@ impl SourceText<'_> {
         for argument in &install.arguments {
             let rule = "an argument of letters, digits and ._-+/:,=?@[]";
             self.require(argument, InstallSettings::is_valid_argument(argument.as_ref()), rule)?;
+            if InstallSettings::is_own_option(argument.as_ref()) {
+                let cause = format!("{} is reserved for `farfork cluster deploy`", argument.as_ref());
+                return Err(self.error(argument.span(), cause));
+            }
         }
         let port = install.port.as_ref();
         if let Some(port) = port.filter(|port| port.as_ref().get() == u16::MAX) {
