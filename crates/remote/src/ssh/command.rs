@@ -130,12 +130,8 @@ impl RemoteHost {
         input: &[u8],
     ) -> Result<String, RemoteError> {
         let output = self.script(script, arguments, input).await?;
-        if output.status == 0 {
-            return Ok(output.stdout);
-        }
-        let messages = one_line(output.stderr.as_bytes());
-        let detail = if messages.is_empty() { format!("exit status {}", output.status) } else { messages };
-        Err(self.command_error(action, detail))
+        self.require_success(action, output.status, output.stderr.as_bytes())?;
+        Ok(output.stdout)
     }
 
     /// Starts a program with the runner `runner`: a copy of `farfork` on the host. If this coordinator, its connection or
@@ -178,13 +174,25 @@ impl RemoteHost {
     }
 
     /// The exit status of a remote command, by the status of its ssh.
-    async fn remote_status(&self, status: ExitStatus, messages: &[u8]) -> Result<i32, RemoteError> {
+    pub(super) async fn remote_status(&self, status: ExitStatus, messages: &[u8]) -> Result<i32, RemoteError> {
         match status.code() {
             Some(SSH_FAILED) | None if !self.is_connected().await => {
-                Err(RemoteError::Disconnected { host: self.name().to_owned(), detail: one_line(messages) })
+                let messages = one_line(messages);
+                let detail = if messages.is_empty() { "ssh gives no reason".to_owned() } else { messages };
+                Err(RemoteError::Disconnected { host: self.name().to_owned(), detail })
             }
             code => Ok(code.unwrap_or(SSH_FAILED)),
         }
+    }
+
+    /// Requires that a command has ended with status 0. `action` names its purpose.
+    pub(super) fn require_success(&self, action: &str, status: i32, messages: &[u8]) -> Result<(), RemoteError> {
+        if status == 0 {
+            return Ok(());
+        }
+        let messages = one_line(messages);
+        let detail = if messages.is_empty() { format!("exit status {status}") } else { messages };
+        Err(self.command_error(action, detail))
     }
 
     pub(super) fn command_error(&self, action: impl Into<String>, detail: impl Into<String>) -> RemoteError {

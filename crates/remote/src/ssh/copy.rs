@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use ring::digest::{Context, SHA256};
 
-use super::connection::{RemoteHost, one_line};
+use super::connection::RemoteHost;
 use super::error::RemoteError;
 
 /// Prints `same` if file $1 has the digest $2 and the mode $3, otherwise `different`.
@@ -81,10 +81,9 @@ impl RemoteHost {
         let mut command = self.script_command(script, arguments);
         command.stdin(input).stdout(Stdio::null()).stderr(Stdio::piped());
         let output = command.output().await.map_err(|cause| RemoteError::Local { action: "run ssh", cause })?;
-        match output.status.success() {
-            true => Ok(CopyOutcome::Copied),
-            false => Err(self.command_error(format!("write {path}"), one_line(&output.stderr))),
-        }
+        let status = self.remote_status(output.status, &output.stderr).await?;
+        self.require_success(&format!("write {path}"), status, &output.stderr)?;
+        Ok(CopyOutcome::Copied)
     }
 
     /// Whether the host has a file at `path` with the contents of a file of this machine and these permissions.
