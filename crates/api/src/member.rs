@@ -25,6 +25,7 @@ impl From<Member> for v1::Member {
                 features: processor.features.to_vec(),
             }),
             clock_unix_ms: 0,
+            kept_seeds: None,
         }
     }
 }

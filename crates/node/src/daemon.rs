@@ -25,7 +25,7 @@ use farfork_fork::seed::SeedTable;
 use farfork_fork::{call_timer, capture};
 use farfork_sys::allocator;
 use farfork_trust::Credentials;
-use farfork_wire::SeedId;
+use farfork_wire::{NodeName, SeedId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -35,6 +35,7 @@ use crate::api_server;
 use crate::children::{self, ChildBudget, ChildSupervisor};
 use crate::engine::{Engine, ZygoteLimits, random_id};
 use crate::heartbeat::{self, JoinAddresses, LocalState};
+use crate::lost_seeds;
 use crate::member_catalog::MemberCatalog;
 use crate::member_file::MemberFile;
 use crate::metrics;
@@ -147,7 +148,7 @@ async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
         started.map_err(|panic| DaemonError::System { action: "start", cause: io::Error::other(panic) })??;
     let served = serve_until_signal(&running, control, members).await;
     tracing::info!("stopping");
-    heartbeat::leave(&running.node.peers).await;
+    heartbeat::leave(&running.node.peers, running.node.seeds.kept_seed_ids()).await;
     running.node.children.kill_all().await;
     let stopping = tokio::task::spawn_blocking(move || running.stop());
     stopping.await.map_err(|panic| DaemonError::System { action: "stop", cause: io::Error::other(panic) })?;
@@ -186,10 +187,15 @@ async fn serve_until_signal(
     if let Some(member_catalog) = member_catalog {
         tasks.spawn(member_catalog.run());
     }
-    tasks.spawn(heartbeat::run(node.peers.clone(), join, member_file, move || LocalState {
+    let own_state = move || LocalState {
         children: u32::try_from(task_node.children.count_alive()).unwrap_or(u32::MAX),
         not_ready: task_node.pager.not_ready_reason(),
-    }));
+    };
+    let task_node = node.clone();
+    let handle_revoked = move |owner: &NodeName| {
+        lost_seeds::report_to_pager(&task_node, owner, &[], "its node was revoked");
+    };
+    tasks.spawn(heartbeat::run(node.peers.clone(), join, member_file, own_state, handle_revoked));
     tasks.spawn(pager_supervisor::run(node.clone()));
     tasks.spawn(service::run_lease_expiry(node.clone()));
     tasks.spawn(run_cache_eviction(node.clone()));

@@ -271,6 +271,14 @@ impl SeedRegistry {
         }
     }
 
+    /// Returns the ids of the seeds that the next daemon serves again: those that are sealed, or may be until this daemon ends.
+    pub(crate) fn kept_seed_ids(&self) -> Vec<String> {
+        let may_be_kept = |seed: &SeedEntry| {
+            matches!(seed.seal_progress, Some(SealProgress::Underway(_) | SealProgress::Sealed { .. }))
+        };
+        self.entries().iter().filter(|(_, seed)| may_be_kept(seed)).map(|(id, _)| id.to_string()).collect()
+    }
+
     /// Drops all seeds except those with complete images, which the next daemon serves.
     pub(crate) fn drop_all(&self) {
         let is_sealed = |seed: &SeedEntry| matches!(seed.seal_progress, Some(SealProgress::Sealed { .. }));

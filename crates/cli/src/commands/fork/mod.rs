@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::builder::NonEmptyStringValueParser;
@@ -150,6 +151,13 @@ pub(crate) struct Fork {
     /// the pages that earlier children touched, and does not record the pages that this child touches.
     #[arg(long, value_name = "NAME[,cache][,first]", value_parser = parse_strategy)]
     strategy: Option<PagingStrategy>,
+    /// Time for which the seed's node may be unreachable before missing pages raise SIGBUS, such as 5s or 10m [default: 60s].
+    ///
+    /// At least one second. A child that touches a missing page waits for it meanwhile, so that a link can recover. The
+    /// child does not wait if the node answers that it no longer has the seed, has left the cluster, or was revoked.
+    /// Children with another time than the default are not forked from zygotes.
+    #[arg(long, value_name = "TIME", value_parser = parse_owner_timeout)]
+    owner_timeout: Option<u64>,
     /// CPU limit of a child and its processes, from 0.01 to 1000 CPUs; 0.5 is half a CPU [default: unlimited].
     #[arg(long, value_name = "NUMBER", value_parser = parse_millicores)]
     cpus: Option<u64>,
@@ -303,6 +311,7 @@ impl Fork {
             allow_changed_files: self.changed_files == ChangedFiles::Allow,
             channel: false,
             root: self.root.unwrap_or_default(),
+            owner_timeout_ms: self.owner_timeout.unwrap_or(0),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         // A single attached child gets the signals itself, as soon as it is started.
@@ -436,6 +445,12 @@ fn trim_spaces(text: &str) -> Result<String, Infallible> {
 
 fn parse_strategy(text: &str) -> Result<PagingStrategy, PagingStrategyError> {
     text.parse()
+}
+
+fn parse_owner_timeout(text: &str) -> Result<u64, String> {
+    let milliseconds = duration::parse_ms(text)?;
+    let checked = PagingStrategy::default().set_unreachable_timeout(Duration::from_millis(milliseconds));
+    checked.map(|()| milliseconds).map_err(|error| error.to_string())
 }
 
 /// Parses a number of CPUs. Returns thousandths of a CPU.
