@@ -24,6 +24,7 @@ use farfork_fork::resume::LocalSeeds;
 use farfork_fork::seed::SeedTable;
 use farfork_fork::{call_timer, capture};
 use farfork_sys::allocator;
+use farfork_sys::cgroup::daemon_leaf::DaemonLeaf;
 use farfork_trust::Credentials;
 use farfork_wire::{NodeName, SeedId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -232,6 +233,8 @@ struct RunningDaemon {
     _fabric: (tcp::TcpServer, shm::ShmServer),
     volumes: VolumeService,
     lock: RunDirLock,
+    /// Last, so that the groups of containers are removed before it.
+    _leaf: Option<DaemonLeaf>,
 }
 
 impl RunningDaemon {
@@ -276,6 +279,10 @@ fn start(
         tracing::warn!(run_dir = %path, "the run directory is not on a tmpfs: each start creates files there, which limits children per second; mount a tmpfs there, or choose another directory with --run-dir");
     }
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
+    let leaf = DaemonLeaf::enter().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the daemon stays in its control group, in which children cannot be limited");
+        None
+    });
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
     // Mask the trust directory even if it is not used yet (`--insecure`): children must not see files that are created
     // in it later.
@@ -286,7 +293,7 @@ fn start(
     containers.cached_roots_max = options.kept_roots_max;
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::find_or_start(&run_dir, security.credentials(), options.cache_bytes_max)?);
-    let foundation = NodeFoundation { run_dir, lock, containers, leftovers };
+    let foundation = NodeFoundation { run_dir, lock, leaf, containers, leftovers };
     match assemble_node(options, security, foundation, catalog, &control, &pager) {
         Ok(running) => Ok((running, control)),
         Err(error) => {
@@ -301,6 +308,7 @@ fn start(
 struct NodeFoundation {
     run_dir: RunDir,
     lock: RunDirLock,
+    leaf: Option<DaemonLeaf>,
     containers: ContainerConfig,
     /// The containers of an earlier daemon.
     leftovers: Leftovers,
@@ -315,7 +323,7 @@ fn assemble_node(
     control: &TcpListener,
     pager: &Arc<PagerLink>,
 ) -> Result<RunningDaemon, DaemonError> {
-    let NodeFoundation { run_dir, lock, containers, leftovers } = foundation;
+    let NodeFoundation { run_dir, lock, leaf, containers, leftovers } = foundation;
     let (volumes, offload) = start_volumes(&options, &security, catalog)?;
     let zygote_limits = ZygoteLimits { count_max: options.zygotes_max, idle_max: options.zygote_idle_max };
     let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
@@ -349,7 +357,8 @@ fn assemble_node(
     let seeds = SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images);
     let node = Node::new(peers, seeds, children, child_budget, engine, pager.clone(), offload);
     let node = Arc::new(node);
-    Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
+    let fabric = (tcp_server, shm_server);
+    Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: fabric, volumes, lock, _leaf: leaf })
 }
 
 /// Starts the service that runs the processes of the node's volumes.
