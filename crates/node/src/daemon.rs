@@ -19,6 +19,7 @@ use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, ContainerPool, Leftovers, clean_leftovers};
 use farfork_fabric::{Exporter, TlsSecurity, shm, tcp};
 use farfork_fork::idle_detector::IdleDetector;
+use farfork_fork::pager::RELEASE;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::resume::LocalSeeds;
 use farfork_fork::seed::SeedTable;
@@ -346,6 +347,8 @@ fn assemble_node(
         incarnation: random_id().map_err(DaemonError::system("draw a random number"))?,
         children: 0,
         not_ready: None,
+        version: RELEASE.to_owned(),
+        pid: std::process::id(),
         processor: Some(local.processor.clone()),
     };
     let pool = ContainerPool::start(containers, pool_size)?;

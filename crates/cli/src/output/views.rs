@@ -260,6 +260,10 @@ pub(crate) struct NodeView {
     pub(crate) not_ready: String,
     /// The node's clock minus the clock of the answering node; `null` if it has not reported its clock.
     pub(crate) clock_difference_ms: Option<i64>,
+    /// Null for a node of an earlier release, which does not report it.
+    pub(crate) version: Option<String>,
+    /// Process id of the node's daemon on its machine; null for a node of an earlier release.
+    pub(crate) pid: Option<u32>,
 }
 
 impl From<v1::NodeView> for NodeView {
@@ -279,6 +283,8 @@ impl From<v1::NodeView> for NodeView {
             is_self: node.is_self,
             not_ready: node.not_ready,
             clock_difference_ms: node.clock_difference_ms,
+            version: Some(node.version).filter(|version| !version.is_empty()),
+            pid: Some(node.pid).filter(|pid| *pid > 0),
         }
     }
 }

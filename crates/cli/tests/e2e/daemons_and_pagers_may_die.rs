@@ -201,7 +201,19 @@ fn restarted_owner() {
     paging.cluster.restart_daemon(0);
     paging.require_verdict_for("its owner does not have it");
     paging.cluster.wait_until_all_are_alive();
+    require_new_daemon_listed(&paging.cluster);
     paging.stop();
+}
+
+/// Requires that each node lists the process and the release of the first node's new daemon.
+fn require_new_daemon_listed(cluster: &Cluster) {
+    for farfork in [cluster.first(), cluster.node(1)] {
+        let listed = farfork.json(&["nodes"])["nodes"][0].take();
+        for node in [listed, farfork.json(&["inspect", cluster.name(0)])] {
+            assert_eq!(node["pid"], cluster.daemon_pid(0), "{node}");
+            assert_eq!(node["version"], env!("CARGO_PKG_VERSION"), "{node}");
+        }
+    }
 }
 
 /// The owner's daemon stops, and reports which seeds end with it. The node of a sealed seed may serve it again.
