@@ -19,8 +19,8 @@ pub struct DaemonLeaf {
 
 impl DaemonLeaf {
     /// Moves this process into the leaf of its group. Returns `None`, and changes nothing, if the process is in the root, in a
-    /// leaf, not alone in its group, or in a group of systemd: systemd could not start a service again in a group whose
-    /// groups below have controllers.
+    /// leaf, not alone in its group, or in a group of systemd. systemd cannot start a service again in a group if groups below
+    /// have controllers.
     ///
     /// # Errors
     /// As reading `/proc/self/cgroup`, mkdir(2), and [`super::move_process`].

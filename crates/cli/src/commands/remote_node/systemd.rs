@@ -55,7 +55,7 @@ pub(super) fn remove_unit() -> anyhow::Result<bool> {
 }
 
 /// The unit. With `KillMode=process`, children survive a crash of the daemon, and the next daemon takes them over. With
-/// `DelegateSubgroup`, which systemd ignores before version 254, the groups of children are below that of the unit.
+/// `DelegateSubgroup`, which systemd ignores before version 254, the groups of children are below the unit's group.
 fn unit_text(settings: &NodeSettings) -> String {
     format!(
         "# Written by `farfork cluster deploy`; `farfork cluster undeploy` removes it.\n\
