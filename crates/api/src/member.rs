@@ -25,6 +25,9 @@ impl From<Member> for v1::Member {
                 features: processor.features.to_vec(),
             }),
             clock_unix_ms: 0,
+            kept_seeds: None,
+            version: member.version,
+            pid: member.pid,
         }
     }
 }
@@ -42,6 +45,8 @@ impl TryFrom<v1::Member> for Member {
             incarnation: member.incarnation,
             children: member.children,
             not_ready: (!member.not_ready.is_empty()).then(|| truncate_reason(member.not_ready)),
+            version: member.version.chars().take(VERSION_CHARACTERS_MAX).collect(),
+            pid: member.pid,
             processor: member.processor.and_then(parse_processor),
         })
     }
@@ -49,6 +54,9 @@ impl TryFrom<v1::Member> for Member {
 
 /// Longest reason that another node may give for accepting no children, in characters. Longer reasons are cut.
 const REASON_CHARACTERS_MAX: usize = 300;
+
+/// Longest version that another node may report, in characters. Longer ones are cut.
+const VERSION_CHARACTERS_MAX: usize = 100;
 
 fn truncate_reason(reason: String) -> String {
     reason.chars().take(REASON_CHARACTERS_MAX).collect()
@@ -76,6 +84,8 @@ impl From<MemberView> for v1::NodeView {
             is_self: view.is_self,
             not_ready: view.member.not_ready.unwrap_or_default(),
             clock_difference_ms: None,
+            version: view.member.version,
+            pid: view.member.pid,
         }
     }
 }

@@ -19,13 +19,15 @@ use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, ContainerPool, Leftovers, clean_leftovers};
 use farfork_fabric::{Exporter, TlsSecurity, shm, tcp};
 use farfork_fork::idle_detector::IdleDetector;
+use farfork_fork::pager::RELEASE;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::resume::LocalSeeds;
 use farfork_fork::seed::SeedTable;
 use farfork_fork::{call_timer, capture};
 use farfork_sys::allocator;
+use farfork_sys::cgroup::daemon_leaf::DaemonLeaf;
 use farfork_trust::Credentials;
-use farfork_wire::SeedId;
+use farfork_wire::{NodeName, SeedId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -35,6 +37,7 @@ use crate::api_server;
 use crate::children::{self, ChildBudget, ChildSupervisor};
 use crate::engine::{Engine, ZygoteLimits, random_id};
 use crate::heartbeat::{self, JoinAddresses, LocalState};
+use crate::lost_seeds;
 use crate::member_catalog::MemberCatalog;
 use crate::member_file::MemberFile;
 use crate::metrics;
@@ -147,7 +150,7 @@ async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
         started.map_err(|panic| DaemonError::System { action: "start", cause: io::Error::other(panic) })??;
     let served = serve_until_signal(&running, control, members).await;
     tracing::info!("stopping");
-    heartbeat::leave(&running.node.peers).await;
+    heartbeat::leave(&running.node.peers, running.node.seeds.kept_seed_ids()).await;
     running.node.children.kill_all().await;
     let stopping = tokio::task::spawn_blocking(move || running.stop());
     stopping.await.map_err(|panic| DaemonError::System { action: "stop", cause: io::Error::other(panic) })?;
@@ -186,10 +189,15 @@ async fn serve_until_signal(
     if let Some(member_catalog) = member_catalog {
         tasks.spawn(member_catalog.run());
     }
-    tasks.spawn(heartbeat::run(node.peers.clone(), join, member_file, move || LocalState {
+    let own_state = move || LocalState {
         children: u32::try_from(task_node.children.count_alive()).unwrap_or(u32::MAX),
         not_ready: task_node.pager.not_ready_reason(),
-    }));
+    };
+    let task_node = node.clone();
+    let handle_revoked = move |owner: &NodeName| {
+        lost_seeds::report_to_pager(&task_node, owner, &[], "its node was revoked");
+    };
+    tasks.spawn(heartbeat::run(node.peers.clone(), join, member_file, own_state, handle_revoked));
     tasks.spawn(pager_supervisor::run(node.clone()));
     tasks.spawn(service::run_lease_expiry(node.clone()));
     tasks.spawn(run_cache_eviction(node.clone()));
@@ -226,6 +234,8 @@ struct RunningDaemon {
     _fabric: (tcp::TcpServer, shm::ShmServer),
     volumes: VolumeService,
     lock: RunDirLock,
+    /// Last, so that the groups of containers are removed before it.
+    _leaf: Option<DaemonLeaf>,
 }
 
 impl RunningDaemon {
@@ -270,6 +280,10 @@ fn start(
         tracing::warn!(run_dir = %path, "the run directory is not on a tmpfs: each start creates files there, which limits children per second; mount a tmpfs there, or choose another directory with --run-dir");
     }
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
+    let leaf = DaemonLeaf::enter().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the daemon stays in its control group, in which children cannot be limited");
+        None
+    });
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
     // Mask the trust directory even if it is not used yet (`--insecure`): children must not see files that are created
     // in it later.
@@ -280,7 +294,7 @@ fn start(
     containers.cached_roots_max = options.kept_roots_max;
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::find_or_start(&run_dir, security.credentials(), options.cache_bytes_max)?);
-    let foundation = NodeFoundation { run_dir, lock, containers, leftovers };
+    let foundation = NodeFoundation { run_dir, lock, leaf, containers, leftovers };
     match assemble_node(options, security, foundation, catalog, &control, &pager) {
         Ok(running) => Ok((running, control)),
         Err(error) => {
@@ -295,6 +309,7 @@ fn start(
 struct NodeFoundation {
     run_dir: RunDir,
     lock: RunDirLock,
+    leaf: Option<DaemonLeaf>,
     containers: ContainerConfig,
     /// The containers of an earlier daemon.
     leftovers: Leftovers,
@@ -309,7 +324,7 @@ fn assemble_node(
     control: &TcpListener,
     pager: &Arc<PagerLink>,
 ) -> Result<RunningDaemon, DaemonError> {
-    let NodeFoundation { run_dir, lock, containers, leftovers } = foundation;
+    let NodeFoundation { run_dir, lock, leaf, containers, leftovers } = foundation;
     let (volumes, offload) = start_volumes(&options, &security, catalog)?;
     let zygote_limits = ZygoteLimits { count_max: options.zygotes_max, idle_max: options.zygote_idle_max };
     let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
@@ -332,6 +347,8 @@ fn assemble_node(
         incarnation: random_id().map_err(DaemonError::system("draw a random number"))?,
         children: 0,
         not_ready: None,
+        version: RELEASE.to_owned(),
+        pid: std::process::id(),
         processor: Some(local.processor.clone()),
     };
     let pool = ContainerPool::start(containers, pool_size)?;
@@ -343,7 +360,8 @@ fn assemble_node(
     let seeds = SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images);
     let node = Node::new(peers, seeds, children, child_budget, engine, pager.clone(), offload);
     let node = Arc::new(node);
-    Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
+    let fabric = (tcp_server, shm_server);
+    Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: fabric, volumes, lock, _leaf: leaf })
 }
 
 /// Starts the service that runs the processes of the node's volumes.

@@ -12,6 +12,7 @@ use farfork_api::limits::{HEARTBEAT_TIMEOUT, LEAVE_TIMEOUT};
 use farfork_api::v1;
 use farfork_cluster::membership::{HEARTBEAT_INTERVAL, JoinError, Member, MembershipEvent};
 use farfork_trust::Credentials;
+use farfork_wire::NodeName;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
@@ -58,12 +59,14 @@ impl JoinAddresses {
     }
 }
 
-/// Sends heartbeats until the daemon stops. Calls `own_state` before each round.
+/// Sends heartbeats until the daemon stops. Calls `own_state` before each round, and `handle_revoked` for each node that the
+/// roster has revoked.
 pub(crate) async fn run(
     peers: Arc<Peers>,
     join: JoinAddresses,
     mut member_file: MemberFile,
     own_state: impl Fn() -> LocalState,
+    handle_revoked: impl Fn(&NodeName),
 ) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -88,7 +91,7 @@ pub(crate) async fn run(
             }
             let possible = if is_recall { join.all() } else { join.configured.iter().copied().collect() };
             addresses.extend(unknown_addresses(&peers, &possible));
-            peers.apply_roster();
+            peers.apply_roster().iter().for_each(&handle_revoked);
             peers.drop_stale_channels();
             member_file.save(&peers.others(), SystemTime::now());
         }
@@ -122,9 +125,11 @@ pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &BTreeSet<Socket
     Ok(())
 }
 
-/// Notifies all members that this node stops. A member that gets no notification detects the end by missing heartbeats.
-pub(crate) async fn leave(peers: &Peers) {
+/// Notifies all members that this node stops, and which of its seeds the next daemon may serve again. A member that gets no
+/// notification detects the end by missing heartbeats.
+pub(crate) async fn leave(peers: &Peers, kept_seeds: Vec<String>) {
     let own_member: v1::Member = peers.membership().own_member().clone().into();
+    let own_member = v1::Member { kept_seeds: Some(v1::KeptSeeds { ids: kept_seeds }), ..own_member };
     let others = peers.others_alive().into_iter();
     let leave_tasks = others.map(|member| {
         let mut client = peer_client(peers.channel(member.address));

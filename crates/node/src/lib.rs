@@ -22,6 +22,7 @@ pub mod daemon;
 pub mod decoders;
 mod engine;
 mod heartbeat;
+mod lost_seeds;
 mod member_catalog;
 mod member_file;
 mod metrics;

@@ -187,23 +187,25 @@ impl Peers {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// After a change of the roster, drops all older connections and removes the members that it revokes. A node that
-    /// joins again under a revoked name sends heartbeats, and so becomes a member again.
-    pub(crate) fn apply_roster(&self) {
-        let Some(credentials) = self.security.credentials() else { return };
+    /// After a change of the roster, drops all older connections and removes the members that it revokes. Returns these. A
+    /// node that joins again under a revoked name sends heartbeats, and so becomes a member again.
+    pub(crate) fn apply_roster(&self) -> Vec<NodeName> {
+        let Some(credentials) = self.security.credentials() else { return Vec::new() };
         if credentials.roster_counter() == self.applied_roster().counter() {
-            return;
+            return Vec::new();
         }
         let (roster, _) = credentials.roster();
         // Hold both locks, so that no reply to an older request is applied in between.
         let mut membership = self.membership();
         let before = std::mem::replace(&mut *self.applied_roster(), AppliedRoster::from_roster(&roster));
         self.drop_channels();
-        for node in self.applied_roster().revoked_since(&before) {
-            if membership.remove_revoked(&node) {
+        let revoked = self.applied_roster().revoked_since(&before);
+        for node in &revoked {
+            if membership.remove_revoked(node) {
                 tracing::warn!(%node, "was revoked, and is no longer a member");
             }
         }
+        revoked
     }
 
     /// Applies the members in the reply to a heartbeat. Ignores the reply if the roster has changed since the request,

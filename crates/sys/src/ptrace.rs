@@ -276,10 +276,10 @@ pub fn write_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
     unsafe { ptrace(PTRACE_SETSIGMASK, tid, SIGNAL_SET_BYTES, ptr::from_ref(&mask).expose_provenance()) }.map(drop)
 }
 
-/// Reads the registration for restartable sequences; `None` if there is none.
+/// Reads the registration for restartable sequences; `None` if there is none, or the kernel has no restartable sequences.
 ///
 /// # Errors
-/// ESRCH: it is not stopped, or not our tracee; EIO: the kernel has no restartable sequences.
+/// ESRCH: it is not stopped, or not our tracee.
 pub fn read_rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
     #[repr(C)]
     #[derive(Default)]
@@ -292,14 +292,19 @@ pub fn read_rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
     }
     let mut raw = RawRseqConfiguration::default();
     // SAFETY: the kernel writes at most the given size, which is the size of `raw`.
-    unsafe {
+    let read = unsafe {
         ptrace(
             PTRACE_GET_RSEQ_CONFIGURATION,
             tid,
             size_of::<RawRseqConfiguration>(),
             ptr::from_mut(&mut raw).expose_provenance(),
         )
-    }?;
+    };
+    match read {
+        // The kernel does not know the request (it was built without CONFIG_RSEQ).
+        Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(None),
+        read => read?,
+    };
     let registered = raw.address != 0;
     Ok(registered.then_some(RseqConfiguration { address: raw.address, bytes: raw.bytes, signature: raw.signature }))
 }

@@ -1,6 +1,7 @@
 //! `farfork seeds`: lists the seeds of the cluster.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use farfork_api::client::{Client, request_with_timeout};
@@ -94,7 +95,7 @@ fn seeds_table(seeds: Vec<Seed>) -> Table {
             format_bytes(seed.memory_bytes),
             format_bytes(seed.held_file_bytes),
             format_microseconds(seed.pause_us),
-            format_age(seed.created_unix_ms),
+            format_age(Duration::from_millis(seed.age_ms)),
             seed.needed_by_count.to_string(),
             state_text(seed.seal, seed.template_ended),
             shorten_command(&seed.command),

@@ -22,10 +22,9 @@ pub(crate) fn format_processes(processes: u32, threads: u32) -> String {
     if processes > 1 { format!("{processes} processes with {threads}") } else { threads }
 }
 
-/// Formats the time since a timestamp, in its largest unit: `3m`.
-pub(crate) fn format_age(unix_ms: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = now.saturating_sub(Duration::from_millis(unix_ms)).as_secs();
+/// Formats an age in its largest unit: `3m`.
+pub(crate) fn format_age(age: Duration) -> String {
+    let seconds = age.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3_600 => format!("{}m", seconds / 60),

@@ -24,6 +24,8 @@ pub(crate) struct SeedView {
     pub(crate) prepare_us: u64,
     pub(crate) frozen: bool,
     pub(crate) created_unix_ms: u64,
+    /// Measured by the seed's node: the clocks of two machines may differ.
+    pub(crate) age_ms: u64,
     /// 0 if the seed never expires.
     pub(crate) expires_unix_ms: u64,
     /// Time to live after the last use of the seed; 0 if the seed never expires.
@@ -89,6 +91,7 @@ impl From<v1::Seed> for SeedView {
             prepare_us: seed.prepare_us,
             frozen: seed.frozen,
             created_unix_ms: seed.created_unix_ms,
+            age_ms: seed.age_ms,
             expires_unix_ms: seed.expires_unix_ms,
             ttl_ms: seed.ttl_ms,
             held_file_bytes: seed.held_file_bytes,
@@ -134,6 +137,8 @@ pub(crate) struct ChildView {
     pub(crate) ended_by_executor: bool,
     pub(crate) resume_us: u64,
     pub(crate) started_unix_ms: u64,
+    /// Time since the start. Measured by the child's node: the clocks of two machines may differ.
+    pub(crate) age_ms: u64,
     /// 0 while the child runs.
     pub(crate) ended_unix_ms: u64,
     pub(crate) command: String,
@@ -196,6 +201,7 @@ impl From<v1::Child> for ChildView {
             pid: child.pid,
             resume_us: child.resume_us,
             started_unix_ms: child.started_unix_ms,
+            age_ms: child.age_ms,
             ended_unix_ms: child.ended_unix_ms,
             command: child.command,
             memory_lost: Some(child.memory_lost).filter(|reason| !reason.is_empty()),
@@ -254,6 +260,10 @@ pub(crate) struct NodeView {
     pub(crate) not_ready: String,
     /// The node's clock minus the clock of the answering node; `null` if it has not reported its clock.
     pub(crate) clock_difference_ms: Option<i64>,
+    /// Null for a node of an earlier release, which does not report it.
+    pub(crate) version: Option<String>,
+    /// Process id of the node's daemon on its machine; null for a node of an earlier release.
+    pub(crate) pid: Option<u32>,
 }
 
 impl From<v1::NodeView> for NodeView {
@@ -273,6 +283,8 @@ impl From<v1::NodeView> for NodeView {
             is_self: node.is_self,
             not_ready: node.not_ready,
             clock_difference_ms: node.clock_difference_ms,
+            version: Some(node.version).filter(|version| !version.is_empty()),
+            pid: Some(node.pid).filter(|pid| *pid > 0),
         }
     }
 }

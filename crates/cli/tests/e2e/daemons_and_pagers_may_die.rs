@@ -16,6 +16,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_survive_a_killed_daemon", daemon_of_children),
     Test::alone("missing_pages_are_errors_when_the_owners_daemon_was_killed", daemon_of_parent),
     Test::alone("missing_pages_are_errors_when_the_seed_was_dropped", dropped_seed),
+    Test::alone("missing_pages_are_errors_at_once_when_the_owners_daemon_was_restarted", restarted_owner),
+    Test::alone("missing_pages_are_errors_at_once_when_the_owner_left_the_cluster", departed_owner),
+    Test::alone("missing_pages_are_errors_at_once_when_the_owner_was_revoked", revoked_owner),
+    Test::alone("missing_pages_are_errors_after_the_owner_timeout", owner_timeout),
     Test::alone("a_killed_child_disturbs_no_other", child),
     Test::alone("children_survive_node_processes_killed_together", killed_together),
     Test::alone("children_survive_all_descriptor_holders_killed_together", all_holders),
@@ -90,12 +94,16 @@ impl Paging {
     }
 
     fn start_for(paging_ms: u64) -> Self {
-        let cluster = Cluster::start(2);
+        Self::start_with(Cluster::start(2), paging_ms, &[])
+    }
+
+    /// As [`Self::start`], in this cluster, with further options of `farfork fork`.
+    fn start_with(cluster: Cluster, paging_ms: u64, options: &[&str]) -> Self {
         let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
         let seed = Seed::prepare(cluster.first(), &parent);
         let payloads: Vec<String> =
             NUMBERS.iter().zip(HOW).map(|(number, how)| format!("{number} {paging_ms} {how}")).collect();
-        let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
+        let children = seed.fork_detached(&payloads, &[&["--to", cluster.name(1)], options].concat());
         thread::sleep(MOMENT);
         Self { cluster, parent, seed, children }
     }
@@ -122,6 +130,22 @@ impl Paging {
             assert!(log.contains("lost its memory"), "the log of {id} does not say why: {log}");
         }
         self.parent.require_unharmed();
+    }
+
+    /// Requires that each child has ended with the error for its kind of access, and that `ps` and `wait` say why.
+    fn require_verdict_for(&mut self, cause: &str) {
+        self.require_verdict();
+        // The owner does not answer, or is no member.
+        let listed = self.cluster.node(1).json_ignoring_status(&["ps"]);
+        let listed = listed["children"].as_array().expect("children");
+        for child in &self.children {
+            let waited = self.cluster.node(1).json_ignoring_status(&["wait", &child.id]);
+            let of_child = listed.iter().find(|listed| listed["child"] == child.id.as_str());
+            for said in [&waited["children"][0], of_child.expect("the child is listed")] {
+                let reason = said["memory_lost"].as_str().unwrap_or_default();
+                assert!(reason.contains(cause) && reason.contains("fork again"), "no `{cause}` in {said}");
+            }
+        }
     }
 
     fn stop(self) {
@@ -167,6 +191,69 @@ fn dropped_seed() {
     let mut paging = Paging::start_for(MISSING_MS);
     paging.cluster.first().json(&["drop", "--force", paging.seed.id()]);
     paging.require_verdict();
+    paging.stop();
+}
+
+/// The children do not wait for the owner: its new daemon answers that it has no such seed.
+fn restarted_owner() {
+    let mut paging = Paging::start_for(MISSING_MS);
+    paging.cluster.kill_daemon(0);
+    paging.cluster.restart_daemon(0);
+    paging.require_verdict_for("its owner does not have it");
+    paging.cluster.wait_until_all_are_alive();
+    require_new_daemon_listed(&paging.cluster);
+    paging.stop();
+}
+
+/// Requires that each node lists the process and the release of the first node's new daemon.
+fn require_new_daemon_listed(cluster: &Cluster) {
+    for farfork in [cluster.first(), cluster.node(1)] {
+        let listed = farfork.json(&["nodes"])["nodes"][0].take();
+        for node in [listed, farfork.json(&["inspect", cluster.name(0)])] {
+            assert_eq!(node["pid"], cluster.daemon_pid(0), "{node}");
+            assert_eq!(node["version"], env!("CARGO_PKG_VERSION"), "{node}");
+        }
+    }
+}
+
+/// The owner's daemon stops, and reports which seeds end with it. The node of a sealed seed may serve it again.
+fn departed_owner() {
+    let mut paging = Paging::start_for(MISSING_MS);
+    let first = paging.cluster.first();
+    let sealed = Seed::prepare_with(first, &paging.parent, &["--sealed", "--wait"]);
+    let waiting = sealed.fork_idle(1, &["--to", paging.cluster.name(1), "--strategy", "cow"]);
+    paging.cluster.stop_daemon(0);
+    paging.require_verdict_for("its node has left the cluster");
+    let listed = paging.cluster.node(1).json(&["inspect", &waiting[0].id]);
+    assert_eq!((&listed["state"], &listed["memory_lost"]), (&"running".into(), &Value::Null), "{listed}");
+    paging.cluster.restart_daemon(0);
+    paging.cluster.wait_until_all_are_alive();
+    sealed.release_children(&waiting);
+    drop(sealed);
+    paging.stop();
+}
+
+/// The owner runs on, but its certificate is revoked.
+fn revoked_owner() {
+    let mut paging = Paging::start_for(MISSING_MS);
+    let trust = paging.cluster.run_dir(0).join("trust");
+    let name = paging.cluster.name(0).to_owned();
+    paging.cluster.first().json(&["cluster", "revoke", &name, "--trust", trust.to_str().expect("UTF-8")]);
+    paging.require_verdict_for("its node was revoked");
+    paging.stop();
+}
+
+/// The owner is unreachable for longer than the option permits, and for less than the default.
+fn owner_timeout() {
+    let mut paging = Paging::start_with(Cluster::start(2), MISSING_MS, &["--owner-timeout", "2s"]);
+    paging.cluster.kill_daemon(0);
+    paging.require_verdict_for("cannot be reached for 2.");
+    paging.cluster.restart_daemon(0);
+    paging.cluster.wait_until_all_are_alive();
+    for (value, part) in [("999ms", "from one second to one year"), ("400days", "to one year"), ("5", "no unit")] {
+        let refused = paging.cluster.first().run(&["fork", "x", "--owner-timeout", value]);
+        refused.require_failure(2, &["--owner-timeout", part]);
+    }
     paging.stop();
 }
 

@@ -36,6 +36,7 @@ mod harness;
 mod inspect_compares_with_parent;
 mod kernel_resources_are_restored;
 mod links_may_be_cut;
+mod machines_may_differ;
 mod malformed_input_is_harmless;
 mod many_children_of_one_seed;
 mod members_are_authenticated;
@@ -135,6 +136,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("mounts_may_not_answer", mounts_may_not_answer::TESTS),
     ("namespaces_may_differ", namespaces_may_differ::TESTS),
     ("processors_may_differ", processors_may_differ::TESTS),
+    ("machines_may_differ", machines_may_differ::TESTS),
     ("fork_hazards_have_policies", fork_hazards_have_policies::TESTS),
     ("malformed_input_is_harmless", malformed_input_is_harmless::TESTS),
     ("parent_may_die", parent_may_die::TESTS),

@@ -50,6 +50,10 @@ pub struct Member {
     pub children: u32,
     /// Why the node accepts no children; `None` if it accepts them.
     pub not_ready: Option<String>,
+    /// Its release; empty for a node of an earlier release, which does not report it.
+    pub version: String,
+    /// The process id of its daemon on its machine; 0 for a node of an earlier release.
+    pub pid: u32,
     /// The features of its processor; `None` for a node of an earlier release, which does not report them.
     pub processor: Option<ProcessorFeatures>,
 }

@@ -16,6 +16,8 @@ fn member(name: &str, port: u16, incarnation: u64) -> Member {
         incarnation,
         children: 0,
         not_ready: None,
+        version: "0.1.0".to_owned(),
+        pid: 1,
         processor: None,
     }
 }

@@ -28,7 +28,8 @@ pub(crate) fn group_name(container: &str) -> String {
 //  OWN/farfork/NODE/inits        version 2: inits of containers whose freezer a client uses
 //  OWN/farfork/NODE/children     version 1, next to the unified hierarchy: all containers without limits
 //
-// OWN is the group in which the daemon was started, so limits of the daemon also apply to what it starts.
+// OWN is the group in which the daemon was started, so limits of the daemon also apply to what it starts. In version 2, the
+// daemon itself is in OWN/farfork-daemon (`farfork_sys::cgroup::daemon_leaf`).
 //
 // In a version 1 hierarchy, a process can only be created in its parent's group, and a group without limits has no use. So
 // next to the unified hierarchy, a container has a version 1 group only if it was built to have limits.

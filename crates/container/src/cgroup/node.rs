@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use farfork_sys::cgroup;
-use farfork_sys::cgroup::hierarchy::{self, CgroupVersion, CreationBase, Hierarchy, STANDARD_TOP};
+use farfork_sys::cgroup::hierarchy::{self, CgroupVersion, CreationBase, DAEMON_LEAF, Hierarchy, STANDARD_TOP};
 
 use super::unlimited::UnlimitedGroup;
 use super::{CgroupDirectory, CgroupError, ContainerCgroup};
@@ -43,6 +43,10 @@ impl NodeCgroups {
                 tracing::warn!(%mount, "control groups are created in this mount, because {STANDARD_TOP} has none; keep it mounted while the node runs");
             }
             let CreationBase { directory, controllers } = hierarchy.creation_base(&wanted);
+            if !directory.starts_with(hierarchy.limiting_group()) {
+                let (group, base) = (hierarchy.own.display(), directory.display());
+                tracing::warn!(%group, %base, "the limits of the daemon's control group do not hold for children, because it holds processes: their groups are elsewhere; under systemd 254 or later, set Delegate=yes and DelegateSubgroup={DAEMON_LEAF}, otherwise start the daemon in a group of its own");
+            }
             if controllers.is_empty() && hierarchy.version == CgroupVersion::V1 {
                 continue;
             }

@@ -57,6 +57,6 @@ pub use keeper::{PagerConfig, run};
 pub(crate) use owner_connections::OWNER_IDLE_TIMEOUT;
 pub use page_map::MapSegment;
 pub use plan::origin::{PageOrigin, PageSource, PopulatedExtent, PopulatedRun};
-pub use plan::strategy::{PagingMode, PagingStrategy, PagingStrategyError};
+pub use plan::strategy::{PagingMode, PagingStrategy, PagingStrategyError, UnreachableTimeoutError};
 pub use plan::{MemoryPlan, PLAN_FILE, PlanError};
 pub use working_set::{AccessReport, LearnerThread, ProcessHistory, SharedWorkingSet};

@@ -9,6 +9,7 @@ use farfork_wire::{ChildId, PAGE_SIZE, SeedId};
 use serde::{Deserialize, Serialize};
 
 use super::{Exit, KillLimit};
+use crate::clock::Timestamp;
 use crate::network::{EgressPolicy, NetworkMode, PortMapping};
 
 /// Name of the file in the child's directory.
@@ -32,6 +33,9 @@ pub(crate) struct ChildRecord {
     pub(crate) resume_us: u64,
     /// When it was started, in milliseconds since 1970.
     pub(crate) started_unix_ms: u64,
+    /// When it was started, in milliseconds since boot. (Absent in records of older daemons.)
+    #[serde(default)]
+    pub(crate) started_boot_ms: Option<u64>,
     /// Its deadline, in milliseconds since 1970.
     pub(crate) deadline_unix_ms: Option<u64>,
     /// Its deadline in milliseconds since boot, by a clock that is never set. (Absent in records of older daemons.)
@@ -96,6 +100,11 @@ pub(crate) struct ExitRecord {
 }
 
 impl ChildRecord {
+    /// When the child was started.
+    pub(crate) fn started(&self) -> Timestamp {
+        Timestamp { unix_ms: self.started_unix_ms, boot_ms: self.started_boot_ms }
+    }
+
     /// Writes the record into the child's directory, atomically. When the child ends, the record is replaced.
     ///
     /// # Errors
@@ -139,6 +148,7 @@ mod tests {
             process: "4711@99".to_owned(),
             resume_us: 900,
             started_unix_ms: 1,
+            started_boot_ms: Some(3),
             deadline_unix_ms: None,
             deadline_boot_ms: None,
             memory_bytes_max: Some(64 << 20),

@@ -104,7 +104,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         let limits = parse_limits(&options)?;
         let users = parse_users(&options)?;
         let (network, publish, egress) = parse_network(&options)?;
-        let v1::ChildOptions { allow_changed_files, channel, .. } = options;
+        let v1::ChildOptions { allow_changed_files, channel, owner_timeout_ms, .. } = options;
         let root_directory = if options.root.is_empty() { None } else { Some(require_absolute(options.root)?) };
         let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
             options;
@@ -121,7 +121,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
             checked.push((require_absolute(from)?, require_absolute(to)?));
         }
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
-        let strategy = parse_strategy(&strategy)?;
+        let strategy = parse_strategy(&strategy, owner_timeout_ms)?;
         Ok(Self {
             root,
             root_directory,
@@ -201,11 +201,16 @@ fn parse_network(options: &v1::ChildOptions) -> Result<(NetworkMode, Vec<PortMap
     Ok((network, publish, egress))
 }
 
-fn parse_strategy(text: &str) -> Result<PagingStrategy, Failure> {
-    if text.is_empty() {
-        return Ok(PagingStrategy::default());
+fn parse_strategy(text: &str, owner_timeout_ms: u64) -> Result<PagingStrategy, Failure> {
+    let refuse = |error| Failure::new(Code::InvalidArgument, format!("strategy {text}"), error);
+    let mut strategy = if text.is_empty() { PagingStrategy::default() } else { text.parse().map_err(refuse)? };
+    if owner_timeout_ms > 0 {
+        let unreachable_timeout = Duration::from_millis(owner_timeout_ms);
+        strategy.set_unreachable_timeout(unreachable_timeout).map_err(|error| {
+            Failure::new(Code::InvalidArgument, format!("owner timeout {unreachable_timeout:?}"), error)
+        })?;
     }
-    text.parse().map_err(|error| Failure::new(Code::InvalidArgument, format!("strategy {text}"), error))
+    Ok(strategy)
 }
 
 fn require_absolute(path: String) -> Result<PathBuf, Failure> {
@@ -219,6 +224,8 @@ fn require_absolute(path: String) -> Result<PathBuf, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use farfork_fork::pager::{PagingMode, PagingStrategy};
 
     use super::{ContainerLimits, RootSpec, StartOptions, UNTRUSTED_TASKS_MAX, UsersSpec};
@@ -244,6 +251,21 @@ mod tests {
         assert_eq!(options("cow").unwrap().strategy.mode, PagingMode::Cow);
         let refused = options("slow").unwrap_err().to_string();
         assert!(refused.contains("strategy slow") && refused.contains("prefetch"), "{refused}");
+    }
+
+    #[test]
+    fn an_owner_timeout_is_between_a_second_and_a_year() {
+        let strategy = |owner_timeout_ms| {
+            let options = ChildOptions { owner_timeout_ms, ..ChildOptions::default() };
+            StartOptions::try_from(options).map(|options| options.strategy)
+        };
+        assert_eq!(strategy(0).unwrap(), PagingStrategy::default());
+        let changed = PagingStrategy { unreachable_timeout: Duration::from_secs(2), ..PagingStrategy::default() };
+        assert_eq!(strategy(2_000).unwrap(), changed);
+        for owner_timeout_ms in [1, 999, u64::MAX] {
+            let refused = strategy(owner_timeout_ms).unwrap_err().to_string();
+            assert!(refused.contains("owner timeout") && refused.contains("one second"), "{refused}");
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use tonic::Code;
 
 use crate::affinity;
+use crate::clock::Timestamp;
 use crate::engine::CaptureInputs;
 
 use budget::MemoryCharge;
@@ -79,6 +80,8 @@ pub(crate) struct SeedRegistry {
 #[derive(Debug)]
 struct SeedEntry {
     view: v1::Seed,
+    /// When it was prepared, in milliseconds since boot; `None` for a seed of an image, which may be of an earlier boot.
+    created_boot_ms: Option<u64>,
     completion: Arc<SeedCompletion>,
     /// The lease, if the seed has a time to live.
     lease: Option<Lease>,
@@ -89,10 +92,12 @@ struct SeedEntry {
 }
 
 impl SeedEntry {
-    /// Converts the seed for the API.
-    fn to_view(&self) -> v1::Seed {
+    /// Converts the seed for the API, with its age at `now`.
+    fn to_view(&self, now: Timestamp) -> v1::Seed {
         let expires_unix_ms = self.lease.map_or(0, |lease| lease.expires_unix_ms());
-        v1::Seed { seal: self.seal_progress.as_ref().map(SealProgress::view), expires_unix_ms, ..self.view.clone() }
+        let age_ms = Timestamp { unix_ms: self.view.created_unix_ms, boot_ms: self.created_boot_ms }.age_ms_at(now);
+        let seal = self.seal_progress.as_ref().map(SealProgress::view);
+        v1::Seed { seal, expires_unix_ms, age_ms, ..self.view.clone() }
     }
 }
 
@@ -155,7 +160,8 @@ impl SeedRegistry {
 
     /// Returns all seeds, converted for the API.
     pub(crate) fn all(&self) -> Vec<v1::Seed> {
-        let mut all: Vec<v1::Seed> = self.entries().values().map(SeedEntry::to_view).collect();
+        let now = Timestamp::now();
+        let mut all: Vec<v1::Seed> = self.entries().values().map(|seed| seed.to_view(now)).collect();
         for view in &mut all {
             let Some(seed) = view.id.parse().ok().and_then(|id| self.table.get(&id)) else { continue };
             view.held_file_bytes = seed.held_file_usage().bytes;
@@ -175,7 +181,7 @@ impl SeedRegistry {
     /// # Errors
     /// There is no such seed.
     pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
-        let listed = self.entries().get(id).map(|seed| (seed.to_view(), seed.memory_charge().bytes));
+        let listed = self.entries().get(id).map(|seed| (seed.to_view(Timestamp::now()), seed.memory_charge().bytes));
         let (Some((mut view, own_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
             return Err(self.unknown_seed(id));
         };
@@ -269,6 +275,14 @@ impl SeedRegistry {
         if self.is_lease_expired(id, then_unix_ms) && self.drop_seed(id).is_ok() {
             tracing::info!(seed = %id, "dropped: its lease has expired");
         }
+    }
+
+    /// Returns the ids of the seeds that the next daemon serves again: those that are sealed, or may be until this daemon ends.
+    pub(crate) fn kept_seed_ids(&self) -> Vec<String> {
+        let may_be_kept = |seed: &SeedEntry| {
+            matches!(seed.seal_progress, Some(SealProgress::Underway(_) | SealProgress::Sealed { .. }))
+        };
+        self.entries().iter().filter(|(_, seed)| may_be_kept(seed)).map(|(id, _)| id.to_string()).collect()
     }
 
     /// Drops all seeds except those with complete images, which the next daemon serves.

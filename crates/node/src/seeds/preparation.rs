@@ -24,7 +24,7 @@ use super::completion::SeedCompletion;
 use super::lease::Lease;
 use super::sealing::{self, SealProgress};
 use super::{PrepareOptions, SeedEntry, SeedRegistry, name_taken, to_u32};
-use crate::clock;
+use crate::clock::{self, Timestamp};
 use crate::engine::{CaptureInputs, CaptureMode, capture_failure, random_id};
 use crate::metrics::MeasuredOperation;
 use crate::node::Node;
@@ -159,9 +159,15 @@ impl SeedBuilder {
         }
         let seal = self.options.sealed.then(|| SealProgress::Underway(Arc::default()));
         let lease = Lease::new(self.options.ttl_ms, view.created_unix_ms);
-        let seed =
-            SeedEntry { view, completion: seed_completion.clone(), lease, seal_progress: seal, memory_charge: held };
-        let listed_view = seed.to_view();
+        let seed = SeedEntry {
+            view,
+            created_boot_ms: Some(clock::boot_ms_now()),
+            completion: seed_completion.clone(),
+            lease,
+            seal_progress: seal,
+            memory_charge: held,
+        };
+        let listed_view = seed.to_view(Timestamp::now());
         listed.insert(id.clone(), seed);
         drop(listed);
         self.incomplete = Some(IncompleteSeed { id, token: Token::from_bytes(token), completion: seed_completion });

@@ -23,6 +23,7 @@ use super::budget::MemoryCharge;
 use super::completion::SeedCompletion;
 use super::lease::Lease;
 use super::{SeedEntry, SeedRegistry};
+use crate::clock::Timestamp;
 use crate::node::Node;
 
 /// Suffix of an image file, after the seed's id.
@@ -156,6 +157,7 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
         image,
         SeedEntry {
             view: about.into_view(id),
+            created_boot_ms: None,
             completion: seed_completion,
             lease,
             seal_progress: seal,
@@ -209,7 +211,7 @@ impl SeedRegistry {
         let listed = self.entries();
         let known = listed.get(id)?;
         let Some(SealProgress::Underway(progress)) = &known.seal_progress else { return None };
-        Some((serde_json::to_vec(&SealMetadata::from_view(&known.to_view())).ok()?, progress.clone()))
+        Some((serde_json::to_vec(&SealMetadata::from_view(&known.to_view(Timestamp::now()))).ok()?, progress.clone()))
     }
 
     /// Serves the seed from its image from now on.

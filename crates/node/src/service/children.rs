@@ -14,6 +14,7 @@ use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_i
 use crate::affinity;
 use crate::auth::Caller;
 use crate::children::{Child, pager_stats};
+use crate::clock::Timestamp;
 use crate::node::Node;
 
 pub(crate) async fn kill(node: &Node, request: v1::KillRequest) -> Result<v1::KillResponse, Failure> {
@@ -139,7 +140,10 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChild
     // neither.
     let starting = node.pending_starts.seeds();
     let own = if request.living_only { node.children.all_alive() } else { node.children.all() };
-    let mut children: Vec<v1::Child> = own.iter().map(|child| child.as_ref().into()).collect();
+    // One timestamp for all, so that their ages have the order of their starts.
+    let now = Timestamp::now();
+    let view = |child: &Child| v1::Child { age_ms: child.record().started().age_ms_at(now), ..child.into() };
+    let mut children: Vec<v1::Child> = own.iter().map(|child| view(child)).collect();
     let mut unanswered = Vec::new();
     if !request.this_node_only {
         let (answers, failures) =
@@ -148,6 +152,6 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChild
         unanswered.extend(node.unreachable_nodes());
         unanswered.extend(failures.into_iter().map(Into::into));
     }
-    children.sort_by(|a, b| (a.started_unix_ms, &a.id).cmp(&(b.started_unix_ms, &b.id)));
+    children.sort_by(|a, b| (b.age_ms, &a.id).cmp(&(a.age_ms, &b.id)));
     v1::ListChildrenResponse { children, unanswered, starting }
 }

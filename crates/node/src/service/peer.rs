@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{caller_disconnect, channel, exit_watch, prewarm, seeds, speculative_prewarm, start};
 use crate::auth::Caller;
 use crate::heartbeat;
+use crate::lost_seeds;
 use crate::node::Node;
 
 /// Handles the requests of other nodes to this node.
@@ -31,9 +32,14 @@ impl v1::peer_server::Peer for PeerService {
 
     async fn leave(&self, request: Request<v1::Member>) -> Result<Response<v1::LeaveResponse>, Status> {
         heartbeat::check_sender(request.extensions().get(), request.get_ref())?;
-        let member = Member::try_from(request.into_inner())?;
+        let mut leaving = request.into_inner();
+        let kept_seeds = leaving.kept_seeds.take();
+        let member = Member::try_from(leaving)?;
         tracing::info!(node = %member.name, "leaves");
         self.0.peers.membership().handle_leave(&member, Instant::now());
+        if let Some(v1::KeptSeeds { ids }) = kept_seeds {
+            lost_seeds::report_to_pager(&self.0, &member.name, &ids, "its node has left the cluster");
+        }
         Ok(Response::new(v1::LeaveResponse {}))
     }
 

@@ -146,7 +146,7 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
         unanswered.extend(failures.into_iter().map(Into::into));
         seeds.iter_mut().for_each(|seed| seed_dependents.add_to_view(seed));
     }
-    seeds.sort_by(|a, b| (a.created_unix_ms, &a.id).cmp(&(b.created_unix_ms, &b.id)));
+    seeds.sort_by(|a, b| (b.age_ms, &a.id).cmp(&(a.age_ms, &b.id)));
     v1::ListSeedsResponse { seeds, unanswered }
 }
 

@@ -27,8 +27,8 @@ pub struct Hierarchy {
     pub controllers: Vec<String>,
 }
 
-/// Name of a group that holds only a daemon and its helper processes. The daemon creates groups next to this group, not
-/// below it. A version 2 group cannot have both processes and controllers for the groups below.
+/// Name of a group that holds only a daemon and its helper processes ([`super::daemon_leaf`]). The daemon creates groups next
+/// to this group, not below it. A version 2 group cannot have both processes and controllers for the groups below.
 pub const DAEMON_LEAF: &str = "farfork-daemon";
 
 /// Where hierarchies are usually mounted. A mount elsewhere belongs to another program, which may unmount it while groups
@@ -54,23 +54,27 @@ impl Hierarchy {
         of_top.iter().any(|controller| controller == name)
     }
 
+    /// The group whose limits apply to this process: its own group or, for a daemon in its leaf, the group above.
+    pub fn limiting_group(&self) -> &Path {
+        match self.own.parent() {
+            Some(above) if self.own.ends_with(DAEMON_LEAF) => above,
+            _ => &self.own,
+        }
+    }
+
     /// Chooses where this process creates groups that need the `wanted` controllers. The process's own group is preferred,
     /// so that the limits of the process also limit what the process starts. A version 2 group that has processes cannot
     /// enable controllers for the groups below it. Then the topmost group is tried. If it cannot enable them either, the new
-    /// groups are below the process's own group and have no controllers.
+    /// groups are below the process's own group and have no controllers. A group that cannot enable them is not changed.
     pub fn creation_base(&self, wanted: &[&str]) -> CreationBase {
-        let own = match self.own.parent() {
-            Some(above) if self.own.ends_with(DAEMON_LEAF) => above,
-            _ => &self.own,
-        };
+        let own = self.limiting_group();
         let select = |all: Vec<String>| all.into_iter().filter(|c| wanted.contains(&c.as_str())).collect::<Vec<_>>();
         if self.version == CgroupVersion::V1 {
             return CreationBase { directory: own.to_owned(), controllers: select(self.controllers.clone()) };
         }
         let delegated = |directory: &Path| {
             let controllers = select(super::controllers(directory).unwrap_or_default());
-            let complete =
-                !controllers.is_empty() && controllers.iter().all(|c| super::enable_for_children(directory, c).is_ok());
+            let complete = !controllers.is_empty() && super::enable_for_children(directory, &controllers).is_ok();
             complete.then(|| CreationBase { directory: directory.to_owned(), controllers })
         };
         delegated(own)

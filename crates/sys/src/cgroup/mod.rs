@@ -1,6 +1,7 @@
 //! Control groups: directories of a hierarchy, the processes in them, and the values in their files. The caller chooses
 //! groups and limits.
 
+pub mod daemon_leaf;
 pub mod freezer;
 pub mod hierarchy;
 
@@ -39,7 +40,7 @@ fn create_path_once(base: &Path, name: &Path, version: CgroupVersion, controller
         directory.push(part);
         create(&directory)?;
         if version == CgroupVersion::V2 {
-            let _ = controllers.iter().try_for_each(|controller| enable_for_children(&directory, controller));
+            let _ = enable_for_children(&directory, controllers);
         }
     }
     Ok(())
@@ -149,12 +150,39 @@ pub fn controllers(group: &Path) -> io::Result<Vec<String>> {
     Ok(text.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Enables a controller of a version 2 group for the groups below it.
+/// Enables controllers of a version 2 group for the groups below it: all or, on an error, none.
 ///
 /// # Errors
-/// EBUSY if the group itself holds processes; ENOENT if it lacks the controller.
-pub fn enable_for_children(group: &Path, controller: &str) -> io::Result<()> {
-    write(group, "cgroup.subtree_control", &format!("+{controller}"))
+/// EBUSY if the group itself holds processes; ENOENT if it lacks a controller.
+pub fn enable_for_children(group: &Path, controllers: &[String]) -> io::Result<()> {
+    // The kernel would enable a controller for threads, such as `cpu`, even so. The group would become a threaded one
+    // (`domain threaded` in cgroup.type), and the groups below could hold no processes.
+    if !is_root(group) && holds_processes(group)? {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
+    let words: Vec<String> = controllers.iter().map(|controller| format!("+{controller}")).collect();
+    // One write(2), which the kernel applies completely or not at all.
+    write(group, "cgroup.subtree_control", &words.join(" "))
+}
+
+/// Disables all controllers of a version 2 group for the groups below it.
+///
+/// # Errors
+/// EBUSY if one of the groups below uses a controller; otherwise as open(2) and write(2).
+pub fn disable_for_children(group: &Path) -> io::Result<()> {
+    let enabled = fs::read_to_string(group.join("cgroup.subtree_control"))?;
+    let words: Vec<String> = enabled.split_whitespace().map(|controller| format!("-{controller}")).collect();
+    write(group, "cgroup.subtree_control", &words.join(" "))
+}
+
+/// Whether a version 2 group is the root of the hierarchy, which may hold processes next to groups with controllers.
+fn is_root(group: &Path) -> bool {
+    !group.join("cgroup.type").exists()
+}
+
+/// Whether the group itself holds processes, also of other pid namespaces.
+fn holds_processes(group: &Path) -> io::Result<bool> {
+    fs::read(group.join("cgroup.procs")).map(|listed| !listed.is_empty())
 }
 
 /// Removes a group; waits at most `limit` until its last processes have ended. Succeeds if the group does not exist.

@@ -143,8 +143,7 @@ fn check_cgroups() -> HostFinding {
         return HostFinding::ok("cgroups", format!("{} can be limited", LIMIT_CONTROLLERS.join(", ")));
     }
     let found = format!("children cannot be limited by {}", missing.join(", "));
-    let remedy =
-        "enable the controllers in cgroup.subtree_control of the parent group; under systemd, set Delegate=yes";
+    let remedy = "enable the controllers in cgroup.subtree_control of the parent group; under systemd, set Delegate=yes and DelegateSubgroup=farfork-daemon";
     HostFinding::warning("cgroups", found, remedy)
 }
 

@@ -2,12 +2,12 @@
 //! single attached child.
 
 mod attached;
+mod option_values;
 mod outcomes;
 mod profile;
 mod signals;
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use farfork_api::failure::Failure;
 use farfork_api::limits::FORK_COUNT_MAX;
 use farfork_api::v1::{Bind, ChildOptions, ForkRequest, Network, PublishedPort};
-use farfork_fork::pager::{PagingStrategy, PagingStrategyError};
+use farfork_fork::pager::PagingStrategy;
 use farfork_node::EgressDestination;
 use farfork_terminal::command_failure::report_error;
 use serde_json::Value;
@@ -27,12 +27,10 @@ use super::wait::{self, WaitPrinting};
 use crate::process_names::explain_missing_seed;
 use crate::size::parse_nonzero_size;
 use crate::{GlobalArgs, duration, output, payload};
+use option_values::{parse_bind, parse_millicores, parse_owner_timeout, parse_publish, parse_strategy, trim_spaces};
 use outcomes::{ChildOutcome, ForkedChildren, PayloadLines};
 use profile::Profile;
 use signals::{SIGTERM, SignalForwarder};
-
-/// Upper limit of --cpus, in thousandths of a CPU: more than any machine has.
-const CPU_MILLICORES_MAX: f64 = 1e6;
 
 /// Upper limit of --processes: Linux has no larger process ids.
 const PROCESSES_MAX: u64 = 1 << 22;
@@ -150,6 +148,13 @@ pub(crate) struct Fork {
     /// the pages that earlier children touched, and does not record the pages that this child touches.
     #[arg(long, value_name = "NAME[,cache][,first]", value_parser = parse_strategy)]
     strategy: Option<PagingStrategy>,
+    /// Time for which the seed's node may be unreachable before missing pages raise SIGBUS, such as 5s or 10m [default: 60s].
+    ///
+    /// At least one second. A child that touches a missing page waits for it meanwhile, so that a link can recover. The
+    /// child does not wait if the node answers that it no longer has the seed, has left the cluster, or was revoked.
+    /// Children with another time than the default are not forked from zygotes.
+    #[arg(long, value_name = "TIME", value_parser = parse_owner_timeout)]
+    owner_timeout: Option<u64>,
     /// CPU limit of a child and its processes, from 0.01 to 1000 CPUs; 0.5 is half a CPU [default: unlimited].
     #[arg(long, value_name = "NUMBER", value_parser = parse_millicores)]
     cpus: Option<u64>,
@@ -303,6 +308,7 @@ impl Fork {
             allow_changed_files: self.changed_files == ChangedFiles::Allow,
             channel: false,
             root: self.root.unwrap_or_default(),
+            owner_timeout_ms: self.owner_timeout.unwrap_or(0),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         // A single attached child gets the signals itself, as soon as it is started.
@@ -427,69 +433,4 @@ async fn wait_and_print(
     let status = if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let seed = outcomes::seed_id(seed, outcomes);
     Ok((status, serde_json::json!({ "seed": seed, "children": all, "never_started": never_started })))
-}
-
-/// Removes the spaces around an element of a list such as `n2, n3`.
-fn trim_spaces(text: &str) -> Result<String, Infallible> {
-    Ok(text.trim().to_owned())
-}
-
-fn parse_strategy(text: &str) -> Result<PagingStrategy, PagingStrategyError> {
-    text.parse()
-}
-
-/// Parses a number of CPUs. Returns thousandths of a CPU.
-fn parse_millicores(text: &str) -> Result<u64, String> {
-    let millicores = text.parse().ok().map(|cpus: f64| (cpus * 1000.0).round());
-    match millicores {
-        Some(millicores) if (1.0..=CPU_MILLICORES_MAX).contains(&millicores) => Ok(millicores as u64),
-        _ => Err("write it like 0.5 or 2".to_owned()),
-    }
-}
-
-fn parse_bind(text: &str) -> Result<Bind, String> {
-    match text.split_once(':') {
-        Some((from, to)) if from.starts_with('/') && to.starts_with('/') => {
-            Ok(Bind { from: from.to_owned(), to: to.to_owned() })
-        }
-        _ => Err("write it like /path/on/the/node:/path/in/the/child".to_owned()),
-    }
-}
-
-fn parse_publish(text: &str) -> Result<PublishedPort, String> {
-    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
-    match text.split_once(':').map(|(node, child)| (port(node), port(child))) {
-        Some((Some(node), Some(child))) => Ok(PublishedPort { node: node.into(), child: child.into() }),
-        _ => Err("write it like 8080:80, the node's port first".to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{PublishedPort, parse_bind, parse_millicores, parse_publish};
-
-    #[test]
-    fn ports_are_published_by_number() {
-        assert_eq!(parse_publish("8080:80"), Ok(PublishedPort { node: 8080, child: 80 }));
-        for wrong in ["8080", "0:80", "8080:0", "65536:80", "a:b", "1:2:3"] {
-            assert!(parse_publish(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn processors_may_be_fractions() {
-        assert_eq!((parse_millicores("0.5"), parse_millicores("2")), (Ok(500), Ok(2000)));
-        for wrong in ["0", "-1", "NaN", "inf", "many", "1e9"] {
-            assert!(parse_millicores(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn a_bind_has_two_absolute_paths() {
-        let bind = parse_bind("/data:/mnt/data").unwrap();
-        assert_eq!((bind.from.as_str(), bind.to.as_str()), ("/data", "/mnt/data"));
-        for wrong in ["/data", "data:/x", "/data:x", ":"] {
-            assert!(parse_bind(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -141,7 +141,7 @@ fn children_table(children: Vec<Child>) -> Table {
     let mut table = Table::new(&["CHILD", "SEED", ">PID", "STATE", ">RESUME", ">AGE", "COMMAND"]);
     for child in children {
         let ended = exit_text(child.exit.as_ref());
-        let age = format_age(child.started_unix_ms);
+        let age = format_age(Duration::from_millis(child.age_ms));
         let view = ChildView::from(child);
         let state = match (ended.is_empty(), view.settled) {
             (true, true) => format!("{}, settled", view.state),

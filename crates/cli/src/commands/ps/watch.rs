@@ -28,11 +28,17 @@ pub(super) fn summary(children: &[Child]) -> String {
 /// Keeps the children that fit below the first `used_lines` lines: first running and paused children, then those that ended
 /// most recently. Returns the number of removed children.
 pub(super) fn truncate_to_fit(children: &mut Vec<Child>, used_lines: usize, size: TerminalSize) -> usize {
-    children.sort_by_key(|child| (child.exit.is_some(), std::cmp::Reverse(child.ended_unix_ms), child.started_unix_ms));
+    children.sort_by_key(|child| (child.exit.is_some(), time_since_end_ms(child), std::cmp::Reverse(child.age_ms)));
     let room = size.lines.saturating_sub(used_lines + RESERVED_LINES).max(1);
     let left_out = children.len().saturating_sub(room);
     children.truncate(room);
     left_out
+}
+
+/// Time since the end of an ended child, in milliseconds; 0 for others. Only the clock of the child's node counts.
+fn time_since_end_ms(child: &Child) -> u64 {
+    let run_ms = child.ended_unix_ms.saturating_sub(child.started_unix_ms);
+    if child.exit.is_some() { child.age_ms.saturating_sub(run_ms) } else { 0 }
 }
 
 #[cfg(test)]
@@ -40,15 +46,20 @@ mod tests {
     use super::{Child, TerminalSize, summary, truncate_to_fit};
     use farfork_api::v1::{ChildState, Exit, exit::How};
 
-    fn child(id: &str, ended_unix_ms: u64) -> Child {
-        let exit = (ended_unix_ms > 0).then_some(Exit { how: Some(How::Code(0)), ..Exit::default() });
+    /// The clock of the child's node is `clock_ms` when the list is made, and the child was started 100 ms before.
+    fn child(id: &str, clock_ms: u64, ended_ms_ago: Option<u64>) -> Child {
+        let exit = ended_ms_ago.map(|_| Exit { how: Some(How::Code(0)), ..Exit::default() });
         let state = if exit.is_some() { ChildState::Exited } else { ChildState::Running };
-        Child { id: id.to_owned(), node: "n1".to_owned(), exit, ended_unix_ms, state: state.into(), ..Child::default() }
+        let (started_unix_ms, ended_unix_ms) = (clock_ms - 100, ended_ms_ago.map_or(0, |ago| clock_ms - ago));
+        let (id, node, state) = (id.to_owned(), "n1".to_owned(), state.into());
+        Child { id, node, exit, started_unix_ms, ended_unix_ms, age_ms: 100, state, ..Child::default() }
     }
 
     #[test]
     fn running_children_are_shown_before_ended_ones() {
-        let mut children = vec![child("old", 1), child("runs", 0), child("new", 9)];
+        let hour_ahead = 3_600_000;
+        let mut children =
+            vec![child("old", hour_ahead, Some(90)), child("runs", 500, None), child("new", 500, Some(9))];
         assert!(summary(&children).ends_with("1 running, 0 paused, 2 ended, on 1 nodes"));
         assert_eq!(truncate_to_fit(&mut children, 1, TerminalSize { lines: 6, columns: 80 }), 1);
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();

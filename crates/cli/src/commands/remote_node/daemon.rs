@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use farfork_api::run_dir::RunDir;
 use farfork_cluster::local::{COMMAND_VARIABLES, listening_process, read_log_tail};
+use farfork_sys::cgroup::daemon_leaf::is_systemd_running;
 use farfork_sys::pidfd;
 use farfork_sys::process_identity::ProcessIdentity;
 use rustix::process::Signal;
@@ -34,7 +35,7 @@ pub(super) fn find(settings: &NodeSettings) -> Option<ProcessIdentity> {
 /// whether it changed anything.
 pub(super) fn ensure_started(settings: &NodeSettings) -> anyhow::Result<bool> {
     let is_current = find(settings).is_some_and(|process| report::is_current(settings, process.pid));
-    if systemd::is_running() {
+    if is_systemd_running() {
         let has_changed = systemd::install_unit(settings)?;
         if is_current {
             return Ok(has_changed);
@@ -86,7 +87,7 @@ fn wait_until_ready(settings: &NodeSettings, mut started: Option<Child>) -> anyh
 
 /// Stops the daemon with SIGTERM, and waits until it has ended. A daemon that does not run is no error.
 pub(super) fn stop(settings: &NodeSettings) -> anyhow::Result<()> {
-    if systemd::is_running() {
+    if is_systemd_running() {
         systemd::stop()?;
     }
     let Some(process) = find(settings) else { return Ok(()) };

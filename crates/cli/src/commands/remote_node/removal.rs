@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use farfork_node::options::STATE_DIR;
+use farfork_sys::cgroup::daemon_leaf::is_systemd_running;
 use farfork_trust::TrustDirectory;
 use farfork_volume::process::VolumeStore;
 use serde::{Deserialize, Serialize};
@@ -49,7 +50,7 @@ pub(super) fn remove(settings: &NodeSettings, with_volumes: bool) -> anyhow::Res
         daemon::start_detached(settings)?;
     }
     daemon::stop(settings)?;
-    if systemd::is_running() && systemd::remove_unit()? {
+    if is_systemd_running() && systemd::remove_unit()? {
         report.removed.push("unit farfork.service".to_owned());
     }
     for path in [&settings.run_dir, &state, &settings.log, &settings.trust] {

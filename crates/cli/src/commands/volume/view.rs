@@ -1,6 +1,6 @@
 //! JSON and tables of volumes and replicas for `farfork volume ls` and `status`. The JSON keys are stable.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farfork_api::v1;
 use serde::Serialize;
@@ -69,7 +69,10 @@ impl LastCheckView {
             (count, []) => format!("differences: {count}; see `farfork volume check`"),
             (count, repaired) => format!("differences: {count}; copied again: {}", repaired.join(",")),
         };
-        format!("checked {} ago: {found}", format_age(self.unix_ms))
+        // The time of a check outlives the boots of all machines, so only their wall clocks can tell its age.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let age = now.saturating_sub(Duration::from_millis(self.unix_ms));
+        format!("checked {} ago: {found}", format_age(age))
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) enum Program {
     Resource(&'static str),
     /// A program of `programs/situations` for one situation of a test, by name.
     Situation(&'static str),
+    /// A library of `programs/preloads` for LD_PRELOAD, by name.
+    Preload(&'static str),
     /// C. Its resources follow from a seed. Arguments: the seed and a directory.
     Random,
     /// C. Named actions make its state. Arguments: `actions`, `coverage`, or `run` with a seed, a directory and
@@ -67,6 +69,7 @@ impl Program {
             Self::Real(name) if name.ends_with(".go") => (format!("real/{name}"), &["go", "build"]),
             Self::Real(name) => (format!("real/{name}"), &["g++", "-std=c++17", "-fopenmp"]),
             Self::Resource(name) => (format!("resources/{name}.c"), &["gcc"]),
+            Self::Preload(name) => (format!("preloads/{name}.c"), &["gcc", "-shared", "-fPIC"]),
             Self::Random => ("random/process.c".into(), &["gcc"]),
             Self::Calls => ("random/calls.c".into(), &["gcc"]),
             Self::Situation(name) => (format!("situations/{name}.c"), &["gcc"]),

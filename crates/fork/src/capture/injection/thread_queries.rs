@@ -44,6 +44,7 @@ const PERSONALITY_INDEX: usize = 0;
 const TIMER_SLACK_INDEX: usize = 1;
 /// Indices in the scripts of the other threads.
 const SECUREBITS_INDEX: usize = 1;
+const TSC_MODE_INDEX: usize = 3;
 const MEMORY_POLICY_INDEX: usize = 4;
 
 /// Offsets of answers in a thread's slot.
@@ -116,10 +117,11 @@ pub(in crate::capture) fn alt_stack_call(address: u64) -> InjectedCall {
     InjectedCall::new("sigaltstack", SIGALTSTACK, [0, address])
 }
 
-/// The call that writes to `address` whether a thread may read the time stamp counter (`int`).
+/// The call that writes to `address` whether a thread may read the time stamp counter (`int`). It fails on a kernel that cannot
+/// forbid it.
 pub(in crate::capture) fn tsc_mode_call(address: u64) -> InjectedCall {
     const PR_GET_TSC: u64 = 25;
-    InjectedCall::new("prctl(PR_GET_TSC)", PRCTL, [PR_GET_TSC, address])
+    InjectedCall::new("prctl(PR_GET_TSC)", PRCTL, [PR_GET_TSC, address]).never_failing()
 }
 
 /// The call that returns the secure bits of a thread ([`capabilities(7)`]).
@@ -183,7 +185,9 @@ impl ThreadAnswers {
         Self {
             alt_stack: if is_leader { AltStack::default() } else { parse_alt_stack(bytes) },
             clear_child_tid: tid_address.unwrap_or_else(|| read_word(bytes, TID_ADDRESS_OFFSET as usize)),
-            is_tsc_forbidden: !is_leader && parse_tsc_forbidden(bytes, TSC_MODE_OFFSET as usize),
+            is_tsc_forbidden: !is_leader
+                && script::result_of(script, TSC_MODE_INDEX) == 0
+                && parse_tsc_forbidden(bytes, TSC_MODE_OFFSET as usize),
             interval_timers: if is_leader { parse_interval_timers(bytes, elapsed_ns) } else { Vec::new() },
             parent_death_signal: if is_leader { read_word(bytes, DEATH_SIGNAL_OFFSET as usize) as u32 } else { 0 },
             personality: script::result_of(script, PERSONALITY_INDEX) as u32,
@@ -208,7 +212,7 @@ pub(in crate::capture) fn parse_alt_stack(bytes: &[u8]) -> AltStack {
     AltStack { base: read_word(bytes, 0), flags: read_word(bytes, 8) as u32 & !SS_ONSTACK, bytes: read_word(bytes, 16) }
 }
 
-/// Parses the answer of [`tsc_mode_call`].
+/// Parses the answer of a [`tsc_mode_call`] that has succeeded.
 pub(in crate::capture) fn parse_tsc_forbidden(bytes: &[u8], at: usize) -> bool {
     const PR_TSC_SIGSEGV: u32 = 2;
     read_word(bytes, at) as u32 == PR_TSC_SIGSEGV

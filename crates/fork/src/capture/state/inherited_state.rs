@@ -24,6 +24,7 @@ const BRK_INDEX: usize = 1;
 const DUMPABLE_INDEX: usize = 2;
 const INHERITED_SECUREBITS_INDEX: usize = 3;
 const MEMBARRIER_INDEX: usize = 5;
+const TSC_MODE_INDEX: usize = 6;
 const LOCAL_DESCRIPTORS_INDEX: usize = 7;
 const MEMORY_MERGE_INDEX: usize = 8;
 const MEMORY_POLICY_INDEX: usize = 9;
@@ -111,7 +112,7 @@ impl InheritedStateQuery {
             // An error means that the kernel does not report registrations.
             memory_barriers: result(MEMBARRIER_INDEX).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
-            is_tsc_forbidden: parse_tsc_forbidden(answers, TSC_MODE_OFFSET as usize),
+            is_tsc_forbidden: result(TSC_MODE_INDEX)? == 0 && parse_tsc_forbidden(answers, TSC_MODE_OFFSET as usize),
             has_local_descriptors: result(LOCAL_DESCRIPTORS_INDEX)? == LOCAL_DESCRIPTOR_BYTES,
             // EINVAL: the kernel cannot merge memory.
             merges_memory: result(MEMORY_MERGE_INDEX)? == 1,

@@ -3,8 +3,12 @@
 
 use std::fs;
 
+use farfork_wire::SeedId;
+
 use super::{Child, LOST_FILE};
 use crate::pager::address_space::AddressSpace;
+use crate::pager::control::protocol::PagerReply;
+use crate::pager::server::PagerServer;
 
 impl Child {
     /// Marks all of the child's memory as lost: from now on, pages that were not fetched raise SIGBUS.
@@ -40,5 +44,18 @@ impl Child {
         }
         self.loss_reason = Some(all);
         self.spaces.values().for_each(AddressSpace::wake_all);
+    }
+}
+
+impl PagerServer<'_> {
+    /// Marks the pages of a seed as lost for each child that may still need them.
+    pub(in crate::pager) fn handle_lose_seed(&mut self, seed: &SeedId, reason: &str) -> PagerReply {
+        let children = self.children.values_mut().map(|served| &mut served.child);
+        for child in children.filter(|child| !child.settling.is_settled()) {
+            if let Some(source) = child.sources.iter().position(|source| source.key.seed == *seed) {
+                child.mark_source_lost(source, reason);
+            }
+        }
+        PagerReply::Done
     }
 }

@@ -353,6 +353,15 @@ impl PagerClient {
         self.call(&PagerRequest::CloseSpace { child: child.clone(), space }, &[]).map(drop)
     }
 
+    /// Marks a seed as lost for all children, because its owner will never serve it again: pages that were not fetched raise
+    /// SIGBUS at once. `reason` is a clause for the children's logs.
+    ///
+    /// # Errors
+    /// [`ClientError::NoReply`].
+    pub fn lose_seed(&self, seed: &SeedId, reason: &str) -> Result<(), ClientError> {
+        self.call(&PagerRequest::LoseSeed { seed: seed.clone(), reason: reason.to_owned() }, &[]).map(drop)
+    }
+
     fn call(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> Result<PagerReply, ClientError> {
         self.await_reply(request, fds, self.send_request(request, fds))
     }

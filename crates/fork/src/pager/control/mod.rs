@@ -131,6 +131,7 @@ impl PagerServer<'_> {
             PagerRequest::CloseSpace { child, space } => self.handle_close_space(&child, space),
             PagerRequest::Reclaim { child, dir } => self.handle_reclaim(child, &dir, fd),
             PagerRequest::Stop => self.handle_stop(),
+            PagerRequest::LoseSeed { seed, reason } => self.handle_lose_seed(&seed, &reason),
         }
     }
 

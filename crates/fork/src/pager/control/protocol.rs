@@ -16,7 +16,7 @@ use crate::pager::page_map::MapSegment;
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Incremented with every change of the messages below.
-const PROTOCOL_VERSION: u8 = 5;
+const PROTOCOL_VERSION: u8 = 6;
 
 /// The first bytes of each message.
 ///
@@ -178,6 +178,13 @@ pub(in crate::pager) enum PagerRequest {
     },
     /// End the pager and its keeper.
     Stop,
+    /// Mark a seed as lost for all children: its owner will never serve it again. May be repeated.
+    LoseSeed {
+        /// The seed.
+        seed: SeedId,
+        /// Why the owner does not serve it, as a clause.
+        reason: String,
+    },
 }
 
 /// A reply of the pager.

@@ -2,6 +2,7 @@
 //! Each fork request chooses one.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -20,6 +21,15 @@ pub enum PagingMode {
     /// All pages before the child's first instruction.
     Eager,
 }
+
+/// How long an owner may be unreachable, unless the fork request says otherwise: a minute, so that a link or a switch can
+/// recover.
+const UNREACHABLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The shortest and the longest time for which an owner may be unreachable. A busy owner may answer after a good part of a
+/// second. With a year at most, no sum with a timestamp overflows.
+const UNREACHABLE_TIMEOUT_RANGE: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 3600);
 
 /// How pages are fetched. As text: `cow`, `prefetch` or `eager`, where `prefetch` is the default. `cache` and `first` may be
 /// added after commas, or be used alone.
@@ -49,7 +59,24 @@ pub enum PagingStrategyError {
     Contradiction(PagingMode, PagingMode),
 }
 
+/// The time for which an owner may be unreachable is too short or too long.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("use a time from one second to one year")]
+pub struct UnreachableTimeoutError;
+
 impl PagingStrategy {
+    /// Sets the time for which an owner may be unreachable.
+    ///
+    /// # Errors
+    /// The time is shorter than a second or longer than a year.
+    pub fn set_unreachable_timeout(&mut self, timeout: Duration) -> Result<(), UnreachableTimeoutError> {
+        if !UNREACHABLE_TIMEOUT_RANGE.contains(&timeout) {
+            return Err(UnreachableTimeoutError);
+        }
+        self.unreachable_timeout = timeout;
+        Ok(())
+    }
+
     /// Maximum number of slots of a readahead window.
     pub(in crate::pager) fn window_slots_max(&self) -> u64 {
         match self.mode {
@@ -60,13 +87,12 @@ impl PagingStrategy {
 }
 
 impl Default for PagingStrategy {
-    /// An owner may be unreachable for a minute, so that a link or a switch can recover.
     fn default() -> Self {
         Self {
             mode: PagingMode::default(),
             uses_cache: false,
             ignores_working_set: false,
-            unreachable_timeout: Duration::from_secs(60),
+            unreachable_timeout: UNREACHABLE_TIMEOUT,
         }
     }
 }

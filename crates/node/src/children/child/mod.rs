@@ -24,6 +24,7 @@ use tonic::Code;
 
 use super::kill_limit::KillSource;
 use super::{ChildRecord, ExitRecord, OutputReader, OutputWatcher};
+use crate::clock::Timestamp;
 use crate::pager_link::PagerLink;
 
 /// SIGKILL, which no child can catch.
@@ -399,6 +400,7 @@ impl Child {
             exit: ended.map(v1::Exit::from),
             resume_us: *resume_us,
             started_unix_ms: *started_unix_ms,
+            age_ms: self.record().started().age_ms_at(Timestamp::now()),
             command: command.clone(),
             memory_lost: String::new(),
             is_settled: false,

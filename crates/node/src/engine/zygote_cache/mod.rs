@@ -18,7 +18,7 @@ use farfork_api::run_dir::RunDir;
 use farfork_api::v1::ZygoteUse;
 use farfork_container::{ContainerLimits, ContainerPool, RootProtection};
 use farfork_fork::huge_pages::HugePageCollapser;
-use farfork_fork::pager::PagingMode;
+use farfork_fork::pager::PagingStrategy;
 use farfork_fork::restore::{LocalNode, find_zygote_obstacle, has_bound_sockets};
 use farfork_fork::resume::SeedSource;
 use farfork_fork::zygote::{Zygote, ZygoteRequest, is_late};
@@ -457,11 +457,11 @@ fn can_copy_zygote(source: &SeedSource, options: &StartOptions) -> bool {
 
 /// Whether a child with these options can be a copy of a zygote, if its seed allows it. A memory limit would not count
 /// pages that are shared with the zygote as expected. Bound paths and another root may replace files that the zygote maps. A
-/// request for another strategy would not get that strategy. An untrusted child shares no memory with others.
+/// request for another strategy would not get that strategy: the zygote makes the reads of a new copy. An untrusted child
+/// shares no memory with others.
 pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
-    let strategy = &options.strategy;
-    strategy.mode == PagingMode::Prefetch
-        && !strategy.ignores_working_set
+    let of_zygotes = PagingStrategy { uses_cache: options.strategy.uses_cache, ..PagingStrategy::default() };
+    options.strategy == of_zygotes
         && options.root_directory.is_none()
         && options.binds.is_empty()
         && options.limits == ContainerLimits::default()
