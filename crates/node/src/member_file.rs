@@ -2,8 +2,8 @@
 //! on the cluster's first node, which has no `--join` option.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -64,7 +64,10 @@ impl MemberFile {
         let content = serde_json::to_vec(&addresses).expect("addresses and numbers");
         let write = |path: &PathBuf| {
             let draft = path.with_extension("json.new");
-            fs::write(&draft, &content).and_then(|()| fs::rename(&draft, path))
+            // The file must survive a loss of power.
+            let written =
+                File::create(&draft).and_then(|mut file| file.write_all(&content).and_then(|()| file.sync_all()));
+            written.and_then(|()| fs::rename(&draft, path))
         };
         match self.paths.iter().try_for_each(write) {
             Ok(()) => self.saved = addresses,
