@@ -18,7 +18,8 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("pages_of_several_seeds_arrive_under_all_operations_at_once", under_chaos),
     ("pages_of_several_seeds_arrive_while_pagers_are_killed", while_pagers_die),
     ("a_child_of_several_seeds_settles", settles),
-    ("the_loss_of_one_seed_affects_no_other", one_is_lost),
+    ("the_loss_of_one_seed_affects_no_other", || one_is_lost(|several| several.parts[1].owner.drop_seed())),
+    ("a_seed_that_is_reported_as_lost_is_not_requested", || one_is_lost(report_lost)),
     ("eight_streams_share_the_bandwidth", eight_streams_are_fair),
 ];
 
@@ -156,13 +157,18 @@ fn settles() {
     several.finish(program);
 }
 
+/// Reports the second seed as lost, although its owner still serves it.
+fn report_lost(several: &Several) {
+    several.bed.client.lose_seed(&several.parts[1].seed.id, "its node has left").expect("the pager answers");
+}
+
 /// One of two seeds is lost. Pages of the first seed can still be read. Pages of the second cannot, and the reported
 /// reason names the second seed.
-fn one_is_lost() {
+fn one_is_lost(lose: fn(&Several)) {
     let several = Several::new(cow(), |page| page >= PAGES / 2);
     let mut program = several.start("stay");
     program.meet();
-    several.parts[1].owner.drop_seed();
+    lose(&several);
     let id = several.parts[1].seed.id.to_string();
     let read = |page: u64| {
         let mut bytes = vec![0; 4096];
