@@ -31,10 +31,11 @@ const AWKWARD_WORDS: [&str; 12] =
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [command, dashes, program, arguments @ ..] = &arguments[..]
-        && (command.as_str(), dashes.as_str()) == ("remote-runner", "--")
-    {
-        let status = block_on(runner::run_program(program, arguments)).expect("the runner works");
+    if arguments.first().is_some_and(|command| command == "remote-runner") {
+        let (options, line) =
+            arguments.split_at(arguments.iter().position(|word| word == "--").expect("a program") + 1);
+        let lease = (options.len() > 2).then(|| Path::new(&options[2]));
+        let status = block_on(runner::run_program(&line[0], &line[1..], lease)).expect("the runner works");
         return ExitCode::from(u8::try_from(status).expect("a status of a shell"));
     }
     assert!(rustix::process::geteuid().is_root(), "these tests make namespaces: run them as root");
