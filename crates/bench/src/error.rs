@@ -11,6 +11,8 @@ use farfork_api::v1;
 use farfork_api::v1::exit::How;
 use farfork_api::v1::wait_event::Event;
 use farfork_cluster::local::LocalError;
+use farfork_remote::inventory::InventoryError;
+use farfork_remote::ssh::RemoteError;
 
 use crate::baseline::criu::CriuError;
 
@@ -23,6 +25,20 @@ pub(crate) enum BenchError {
     /// The nodes run, but do not discover each other.
     #[error("the benchmark's nodes do not know each other after {seconds} s: see node.log in {run_dir}")]
     NodesNotConnected { seconds: u64, run_dir: PathBuf },
+    /// The inventory has an error.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+    /// A host cannot be used.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// The selection has fewer hosts than the experiment needs.
+    #[error(
+        "the experiment needs {needed} hosts: a server and its clients, or one for each node, but {selected} are selected; select more with --hosts"
+    )]
+    TooFewHosts { needed: usize, selected: usize },
+    /// Something failed on a host.
+    #[error("host {host}: {cause}")]
+    OnHost { host: String, cause: Box<Self> },
     /// A node refused a request.
     #[error(transparent)]
     Request(#[from] Failure),
@@ -97,6 +113,14 @@ pub(crate) enum BenchError {
 }
 
 impl BenchError {
+    /// Adds the name of the machine on which the error occurred, if it has one.
+    pub(crate) fn on_machine(self, name: Option<&str>) -> Self {
+        match name {
+            Some(name) => Self::OnHost { host: name.to_owned(), cause: Box::new(self) },
+            None => self,
+        }
+    }
+
     /// Whether a Python function is the cause, so that other functions can still be measured.
     pub(crate) fn is_of_function(&self) -> bool {
         matches!(self, Self::FunctionFailed { .. } | Self::UnsteadyFunction { .. } | Self::WrongResult { .. })

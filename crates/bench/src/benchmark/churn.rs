@@ -64,8 +64,10 @@ const PLACES: [(Option<ChildPlace>, &str); 3] =
     [(None, "unforked"), (Some(ChildPlace::Own), "own node"), (Some(ChildPlace::Other), "other node")];
 
 impl Benchmark for BenchChurn {
+    const COMMAND: &'static str = "bench churn";
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let mut cluster = BenchCluster::start(&run.farfork, self.encryption.encrypted).await?;
+        let mut cluster = BenchCluster::start(&run.machines.farfork, self.encryption.encrypted).await?;
         CHURN.install(cluster.machine())?;
         let parent = start_parent(&CHURN, cluster.machine(), self.mib, None)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;

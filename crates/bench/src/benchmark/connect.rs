@@ -12,12 +12,12 @@ use crate::error::BenchError;
 use crate::experiment::testbed::{ConnectionSecurity, Testbed, start_endpoint};
 use crate::figure::Figure;
 use crate::machine::Machine;
-use crate::machine::program::ConnectedPrograms;
+use crate::machine::program::{ConnectedPrograms, RunningProgram};
 use crate::options::{SamplesOption, count, parse_seconds};
 use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
-use crate::report::table::{ReportCell, ReportTable};
+use crate::report::table::{ReportCell, ReportTable, SUM_ROW};
 use crate::samples::FigureSamples;
 
 /// The server runs this much longer than the clients, which take time to start.
@@ -109,6 +109,20 @@ struct ConnectSampleCase {
     case: ConnectCase,
     #[serde(flatten)]
     series: ConnectSeries,
+    /// The host whose figure it is; `None` for all clients together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
+}
+
+impl ConnectSampleCase {
+    /// The run of all clients together.
+    fn new(case: ConnectCase, series: ConnectSeries) -> Self {
+        Self { case, series, host: None }
+    }
+
+    fn of_host(self, host: &str) -> Self {
+        Self { host: Some(host.to_owned()), ..self }
+    }
 }
 
 /// The columns of a table: the rate with each protection.
@@ -143,14 +157,19 @@ impl BenchConnect {
 }
 
 impl Benchmark for BenchConnect {
+    const COMMAND: &'static str = "bench connect";
     const ROOT_REASON: &'static str = "it makes network namespaces";
+    const HOSTS_REFUSAL: Option<&'static str> = None;
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let (cases, samples) = (self.cases(), FigureSamples::create(&self.samples)?);
+        let (mut cases, samples) = (self.cases(), FigureSamples::create(&self.samples)?);
+        if let Some(most) = run.machines.clients_max().filter(|_| self.clients.is_empty()) {
+            cases.retain(|case| case.clients <= most.max(1));
+        }
         let clients = cases.iter().map(|case| case.clients).max().unwrap_or(1);
-        let testbed = Testbed::new(&run.farfork, clients)?;
+        let testbed = Testbed::new(&run.machines, clients)?;
         testbed.machines().try_for_each(|machine| CONNECT.install(machine))?;
-        let server_threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let server_threads = testbed.server_processors()?;
         let mut connections = ConnectRun { seconds: self.seconds, server_threads, testbed, samples };
         let series = [ConnectSeries::Floor].into_iter();
         let series: Vec<_> =
@@ -163,7 +182,8 @@ impl Benchmark for BenchConnect {
                 run.complete_step();
             }
         }
-        Ok(self.results(server_threads, &connections.samples))
+        let hosts = connections.testbed.client_hosts(clients);
+        Ok(self.results(cases, &hosts, server_threads, &connections.samples))
     }
 }
 
@@ -186,12 +206,17 @@ struct ConnectRun {
 
 impl ConnectRun {
     fn measure(&mut self, case: &ConnectCase, series: ConnectSeries, run: &BenchRun) -> Result<(), BenchError> {
-        let figures = match series {
-            ConnectSeries::Floor => vec![(RATE, self.measure_floor(case)?)],
-            ConnectSeries::Connections(protection) => self.measure_connections(case, protection, run)?.into(),
+        let sample_case = ConnectSampleCase::new(*case, series);
+        let ConnectSeries::Connections(protection) = series else {
+            return self.samples.add(&sample_case, RATE, self.measure_floor(case)?);
         };
-        let case = ConnectSampleCase { case: *case, series };
-        figures.into_iter().try_for_each(|(figure, value)| self.samples.add(&case, figure, value))
+        let clients = self.measure_connections(case, protection, run)?;
+        for (host, client) in self.testbed.client_hosts(case.clients).iter().zip(&clients) {
+            let of_host = sample_case.clone().of_host(host);
+            client.figures().into_iter().try_for_each(|(figure, value)| self.samples.add(&of_host, figure, value))?;
+        }
+        let all = clients.into_iter().reduce(ClientConnections::with).unwrap_or_default();
+        all.figures().into_iter().try_for_each(|(figure, value)| self.samples.add(&sample_case, figure, value))
     }
 
     fn measure_floor(&self, case: &ConnectCase) -> Result<f64, BenchError> {
@@ -200,13 +225,13 @@ impl ConnectRun {
         BareConnect { clients, threads, server_threads, seconds }.measure_per_s(&self.testbed)
     }
 
-    /// One run: a server and its clients.
+    /// One run: a server and its clients. Returns the connections of each client.
     fn measure_connections(
         &self,
         case: &ConnectCase,
         protection: ConnectionSecurity,
         run: &BenchRun,
-    ) -> Result<[(Figure, f64); 4], BenchError> {
+    ) -> Result<Vec<ClientConnections>, BenchError> {
         let start = |machine: &dyn Machine, role| {
             let end = EndpointSpec::new(RpcSystem::Farfork, role);
             start_endpoint(machine, protection, end)
@@ -230,21 +255,51 @@ impl ConnectRun {
                 describe(case, ConnectSeries::Connections(protection))
             ));
         }
-        let (mut per_s, mut p50_us, mut p99_us, mut total, mut total_us) = (0.0, 0.0_f64, 0.0_f64, 0.0, 0.0);
-        for client in &mut connected.clients {
-            let [made, ns, p50_ns, p99_ns, mean_ns] = client.read_answer("done")?;
-            (total, total_us) = (total + made as f64, total_us + made as f64 * mean_ns as f64 / 1e3);
-            per_s += made as f64 / (ns as f64 / 1e9);
-            p50_us = p50_us.max(p50_ns as f64 / 1e3);
-            p99_us = p99_us.max(p99_ns as f64 / 1e3);
+        connected.clients.iter_mut().map(ClientConnections::read).collect()
+    }
+}
+
+/// The connections of one client, or of several.
+#[derive(Debug, Clone, Copy, Default)]
+struct ClientConnections {
+    made: f64,
+    per_s: f64,
+    /// Of the slowest client.
+    p50_us: f64,
+    p99_us: f64,
+    /// The sum of all times.
+    total_us: f64,
+}
+
+impl ClientConnections {
+    /// Reads the last line of a client.
+    fn read(client: &mut RunningProgram) -> Result<Self, BenchError> {
+        let [made, ns, p50_ns, p99_ns, mean_ns] = client.read_answer("done")?.map(|number| number as f64);
+        let (p50_us, p99_us) = (p50_ns / 1e3, p99_ns / 1e3);
+        Ok(Self { made, per_s: made / (ns / 1e9), p50_us, p99_us, total_us: made * mean_ns / 1e3 })
+    }
+
+    fn with(self, other: Self) -> Self {
+        Self {
+            made: self.made + other.made,
+            per_s: self.per_s + other.per_s,
+            p50_us: self.p50_us.max(other.p50_us),
+            p99_us: self.p99_us.max(other.p99_us),
+            total_us: self.total_us + other.total_us,
         }
-        Ok([(RATE, per_s), (MEDIAN, p50_us), (P99, p99_us), (MEAN, total_us / f64::max(total, 1.0))])
+    }
+
+    fn figures(&self) -> [(Figure, f64); 4] {
+        let Self { made, per_s, p50_us, p99_us, total_us } = *self;
+        [(RATE, per_s), (MEDIAN, p50_us), (P99, p99_us), (MEAN, total_us / made.max(1.0))]
     }
 }
 
 /// The results of all cases.
 struct ConnectResults<'a> {
     cases: Vec<ConnectCase>,
+    /// The client hosts; none on one machine.
+    hosts: &'a [String],
     samples: &'a FigureSamples<ConnectSampleCase>,
 }
 
@@ -278,8 +333,14 @@ const OTHERS: CaseSeries = CaseSeries {
 };
 
 impl BenchConnect {
-    fn results(&self, server_threads: usize, samples: &FigureSamples<ConnectSampleCase>) -> BenchResults {
-        let results = ConnectResults { cases: self.cases(), samples };
+    fn results(
+        &self,
+        cases: Vec<ConnectCase>,
+        hosts: &[String],
+        server_threads: usize,
+        samples: &FigureSamples<ConnectSampleCase>,
+    ) -> BenchResults {
+        let results = ConnectResults { cases, hosts, samples };
         let question = "How many connections do nodes make per second, and how long does each take?";
         let source = &PUBLISHED_FIGURES.connect.source;
         let section = ReportSection::new("connect", "Connections", question)
@@ -288,6 +349,7 @@ impl BenchConnect {
             .with_table(results.rate_table(BY_MACHINES, "Connections per second by client machines of 2 threads"))
             .with_table(results.time_table(false))
             .with_table(results.rate_table(OTHERS, "Connections per second by connections at once"))
+            .with_table(results.hosts_table())
             .with_plot(results.rate_plot(BY_THREADS, "Connections by threads of one client machine"))
             .with_plot(results.rate_plot(BY_MACHINES, "Connections by client machines of two threads"))
             .with_note("Floor: TCP connect and accept by two programs that do nothing else.")
@@ -305,20 +367,24 @@ impl BenchConnect {
 }
 
 impl ConnectResults<'_> {
-    /// Each case with each protection.
     fn to_json(&self) -> Vec<Value> {
-        let cases = self.cases.iter().flat_map(|case| PROTECTION_COLUMNS.map(|(_, protection)| (*case, protection)));
-        cases.map(|(case, protection)| self.case_json(case, protection)).collect()
+        self.protected_cases().map(|(case, (_, protection))| self.case_json(case, protection)).collect()
     }
 
     fn case_json(&self, case: ConnectCase, protection: ConnectionSecurity) -> Value {
-        let connections = ConnectSampleCase { case, series: ConnectSeries::Connections(protection) };
-        let floor = ConnectSampleCase { case, series: ConnectSeries::Floor };
+        let connections = ConnectSampleCase::new(case, ConnectSeries::Connections(protection));
+        let floor = ConnectSampleCase::new(case, ConnectSeries::Floor);
         let (rate, median) =
             (self.samples.spread(&connections, RATE), |figure| self.samples.median(&connections, figure));
+        let host_json = |host: &String| {
+            let of_host = connections.clone().of_host(host);
+            let median = |figure| self.samples.median(&of_host, figure);
+            json!({ "host": host, "per_s": median(RATE), "p50_us": median(MEDIAN), "p99_us": median(P99) })
+        };
         json!({
             "clients": case.clients,
             "threads": case.threads,
+            "hosts": self.case_hosts(case).iter().map(host_json).collect::<Vec<_>>(),
             "connections": case.connections(),
             "window": 1,
             "payload_bytes": 0,
@@ -347,7 +413,7 @@ impl ConnectResults<'_> {
         let mut table = ReportTable::new(id, title, &[key, &[MEAN.name, MEDIAN.name, P99.name]].concat());
         let cases = self.cases.iter().copied().filter(|case| (case.connections() == 1) == is_alone);
         for (case, (name, protection)) in cases.flat_map(|case| PROTECTION_COLUMNS.map(|column| (case, column))) {
-            let connections = ConnectSampleCase { case, series: ConnectSeries::Connections(protection) };
+            let connections = ConnectSampleCase::new(case, ConnectSeries::Connections(protection));
             let published_us = is_alone.then_some(PUBLISHED_FIGURES.connect.latency_us);
             let mean = self.samples.figure(&connections, MEAN).map(|mean| mean.with_reference(published_us));
             let key = [case.clients.to_string(), case.threads.to_string(), name.to_owned()];
@@ -358,14 +424,42 @@ impl ConnectResults<'_> {
         table
     }
 
+    /// The connections of each client host, and their sum.
+    fn hosts_table(&self) -> ReportTable {
+        let columns = ["clients", "threads", "connection", "host", RATE.name, MEDIAN.name, P99.name];
+        let mut table = ReportTable::new("hosts", "Connections by client hosts", &columns);
+        for (case, (protection_name, protection)) in self.protected_cases() {
+            let all = ConnectSampleCase::new(case, ConnectSeries::Connections(protection));
+            let hosts = self.case_hosts(case);
+            let rows = hosts.iter().map(|host| (host.as_str(), all.clone().of_host(host)));
+            for (name, sample_case) in rows.chain((!hosts.is_empty()).then(|| (SUM_ROW, all.clone()))) {
+                let key =
+                    [case.clients.to_string(), case.threads.to_string(), protection_name.to_owned(), name.to_owned()];
+                let figures = [RATE, MEDIAN, P99].map(|figure| self.samples.cell(&sample_case, figure));
+                table.add_row(key.into_iter().map(ReportCell::text).chain(figures));
+            }
+        }
+        table
+    }
+
+    /// The client hosts of a case; none on one machine.
+    fn case_hosts(&self, case: ConnectCase) -> &[String] {
+        &self.hosts[..case.clients.min(self.hosts.len())]
+    }
+
+    /// Each case with each protection.
+    fn protected_cases(&self) -> impl Iterator<Item = (ConnectCase, (&'static str, ConnectionSecurity))> {
+        self.cases.iter().flat_map(|case| PROTECTION_COLUMNS.map(|column| (*case, column)))
+    }
+
     fn rate_table(&self, CaseSeries { id, is_wanted, varied }: CaseSeries, title: &str) -> ReportTable {
         let columns = [id, PROTECTION_COLUMNS[0].0, PROTECTION_COLUMNS[1].0, PROTECTION_COLUMNS[2].0];
         let mut table = ReportTable::new(id, title, &columns);
         for &case in self.cases.iter().filter(|case| is_wanted(case)) {
             let (count, published) = varied(case);
-            let floor = self.samples.median(&ConnectSampleCase { case, series: ConnectSeries::Floor }, RATE);
+            let floor = self.samples.median(&ConnectSampleCase::new(case, ConnectSeries::Floor), RATE);
             let rates = PROTECTION_COLUMNS.map(|(_, protection)| {
-                let connections = ConnectSampleCase { case, series: ConnectSeries::Connections(protection) };
+                let connections = ConnectSampleCase::new(case, ConnectSeries::Connections(protection));
                 let rate = self.samples.figure(&connections, RATE);
                 ReportCell::from(rate.map(|rate| rate.with_floor(floor).with_reference(published)))
             });
@@ -379,7 +473,7 @@ impl ConnectResults<'_> {
         let cases = || self.cases.iter().copied().filter(is_wanted);
         let points = |series| {
             let point =
-                move |case| self.samples.point(varied(case).0 as f64, &ConnectSampleCase { case, series }, RATE);
+                move |case| self.samples.point(varied(case).0 as f64, &ConnectSampleCase::new(case, series), RATE);
             cases().filter_map(point)
         };
         let plot = ReportPlot::new(PlotKind::Scaling, id, title, x, y);
@@ -425,14 +519,15 @@ mod tests {
     fn each_case_has_a_row_of_figures() {
         let mut samples = FigureSamples::create(&SamplesOption::default()).unwrap();
         let case = ConnectCase { clients: 2, threads: 3 };
-        let mut add = |series, figure, value| samples.add(&ConnectSampleCase { case, series }, figure, value).unwrap();
+        let mut add =
+            |series, figure, value| samples.add(&ConnectSampleCase::new(case, series), figure, value).unwrap();
         let encrypted = ConnectSeries::Connections(ConnectionSecurity::Encrypted);
         add(ConnectSeries::Floor, RATE, 16_000.0);
         for (figure, value) in [(RATE, 4_000.0), (MEDIAN, 250.0), (P99, 900.0), (MEAN, 300.0)] {
             add(encrypted, figure, value);
         }
         let plan: BenchConnect = parse_arguments(&["--clients", "2", "--threads", "3"]);
-        let results = plan.results(2, &samples);
+        let results = plan.results(plan.cases(), &[], 2, &samples);
         let (text, document) = (results.to_text(), results.to_json());
         let cases = document["cases"].as_array().unwrap();
         let found = cases.iter().find(|case| case["encrypted"] == true).unwrap();
@@ -452,10 +547,10 @@ mod tests {
             for (series, figure, value) in
                 [(ConnectSeries::Floor, RATE, 9000.0), (connections, RATE, 3000.0), (connections, MEAN, 300.0)]
             {
-                samples.add(&ConnectSampleCase { case, series }, figure, value).unwrap();
+                samples.add(&ConnectSampleCase::new(case, series), figure, value).unwrap();
             }
         }
-        let section = plan.results(2, &samples).section;
+        let section = plan.results(plan.cases(), &[], 2, &samples).section;
         section.require_published_rows();
         let of = |table, row| section.figure(table, row, "authenticated").reference;
         assert_eq!((of("threads", "2"), of("machines", "1")), (Some(375.9), Some(397.3)));

@@ -193,9 +193,11 @@ impl FaultStep {
 }
 
 impl Benchmark for BenchFault {
+    const COMMAND: &'static str = "bench fault";
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let samples = FigureSamples::create(&self.samples)?;
-        let cluster = BenchCluster::start(&run.farfork, self.encryption.encrypted).await?;
+        let cluster = BenchCluster::start(&run.machines.farfork, self.encryption.encrypted).await?;
         PAGE_TOUCH.install(cluster.machine())?;
         let start = |mib| start_parent(&PAGE_TOUCH, cluster.machine(), mib, None);
         let (parent, streamed) = (start(MEMORY_MIB)?, start(self.stream_mib)?);

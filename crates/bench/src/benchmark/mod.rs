@@ -19,21 +19,20 @@ mod warm_start;
 
 use std::future::Future;
 use std::io::{IsTerminal as _, stderr};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use farfork_api::failure::Failure;
 use farfork_terminal::interrupt::{InterruptFlag, wait_for_interrupt};
-use farfork_terminal::{output, privilege};
+use farfork_terminal::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::GlobalArgs;
 use crate::error::BenchError;
-use crate::machine;
 use crate::machine::description::MachineState;
+use crate::machine::source::{MachineNeeds, MachineSource, OnHosts};
 use crate::plan::{CleanPlan, RunPlan};
 use crate::report::section::ReportSection;
 use crate::report::text;
@@ -70,18 +69,18 @@ pub(crate) struct BenchCommand {
 
 #[derive(Subcommand)]
 enum BenchmarkCommand {
-    Fork(fork::BenchFork),
-    Function(function::BenchFunction),
-    Rpc(rpc::BenchRpc),
-    Connect(connect::BenchConnect),
-    Fault(fault::BenchFault),
-    Churn(churn::BenchChurn),
-    Fanout(fanout::BenchFanout),
-    Tree(tree::BenchTree),
-    Peak(peak::BenchPeak),
-    Pool(pool::BenchPool),
-    WarmStart(warm_start::BenchWarmStart),
-    Volume(volume::BenchVolume),
+    Fork(OnHosts<fork::BenchFork>),
+    Function(OnHosts<function::BenchFunction>),
+    Rpc(OnHosts<rpc::BenchRpc>),
+    Connect(OnHosts<connect::BenchConnect>),
+    Fault(OnHosts<fault::BenchFault>),
+    Churn(OnHosts<churn::BenchChurn>),
+    Fanout(OnHosts<fanout::BenchFanout>),
+    Tree(OnHosts<tree::BenchTree>),
+    Peak(OnHosts<peak::BenchPeak>),
+    Pool(OnHosts<pool::BenchPool>),
+    WarmStart(OnHosts<warm_start::BenchWarmStart>),
+    Volume(OnHosts<volume::BenchVolume>),
     All(all::BenchAll),
     Report(report::BenchReport),
     Run(RunPlan),
@@ -119,8 +118,14 @@ impl BenchCommand {
 
 /// A benchmark. The value has its arguments.
 pub(crate) trait Benchmark {
+    /// The command, such as `bench rpc`.
+    const COMMAND: &'static str;
+
     /// Why it needs root: completes "it needs root:".
     const ROOT_REASON: &'static str = "it traces a process, and makes namespaces and control groups";
+
+    /// Why it cannot run on hosts; `None` if it can. A clause.
+    const HOSTS_REFUSAL: Option<&'static str> = Some("it measures nodes that it starts itself");
 
     /// Measures everything once.
     ///
@@ -165,11 +170,10 @@ impl BenchResults {
     }
 }
 
-/// A run of a benchmark: the program that it measures, and its progress, which is shown on a terminal only.
+/// A run of a benchmark: its machines, and its progress, which is shown on a terminal only.
 #[derive(Debug)]
 pub(crate) struct BenchRun {
-    /// The path of `farfork`.
-    pub(crate) farfork: PathBuf,
+    pub(crate) machines: MachineSource,
     bar: ProgressBar,
     interruption: InterruptFlag,
     /// Whether standard output is for one JSON document.
@@ -177,11 +181,11 @@ pub(crate) struct BenchRun {
 }
 
 impl BenchRun {
-    fn new(farfork: PathBuf, json: bool) -> anyhow::Result<Self> {
+    fn new(machines: MachineSource, json: bool) -> anyhow::Result<Self> {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
         bar.set_style(style.expect("the template is valid"));
-        Ok(Self { farfork, bar, interruption: InterruptFlag::watch()?, json })
+        Ok(Self { machines, bar, interruption: InterruptFlag::watch()?, json })
     }
 
     /// Sets the number of steps. No step is complete.
@@ -219,10 +223,14 @@ impl Drop for BenchRun {
 }
 
 /// Runs a benchmark, and prints its results. An interrupt drops the run, which ends everything that it has started.
-pub(crate) fn run_benchmark<B: Benchmark>(benchmark: &B, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_benchmark<B: Benchmark + Args>(
+    arguments: &OnHosts<B>,
+    global: &GlobalArgs,
+) -> anyhow::Result<ExitCode> {
+    let OnHosts { hosts, experiment: benchmark } = arguments;
     benchmark.check();
-    privilege::require_root(B::ROOT_REASON)?;
-    let mut run = BenchRun::new(machine::find_farfork()?, global.json)?;
+    let needs = MachineNeeds { command: B::COMMAND, root_reason: B::ROOT_REASON, hosts_refusal: B::HOSTS_REFUSAL };
+    let mut run = BenchRun::new(MachineSource::open(hosts, needs, global)?, global.json)?;
     // Use a single thread. With several threads, the figures would include hand-overs between them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let results = runtime.block_on(async {

@@ -192,6 +192,8 @@ impl BenchPeak {
 }
 
 impl Benchmark for BenchPeak {
+    const COMMAND: &'static str = "bench peak";
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let workloads = self.workloads();
         run.expect_steps(self.cases(&FunctionFailures::default()).len());
@@ -200,7 +202,8 @@ impl Benchmark for BenchPeak {
         for zygotes in self.zygotes().iter().copied() {
             // Nodes keep the default number of zygotes, or none.
             let arguments = node_arguments(&[("--zygotes", (!zygotes).then_some(0))]);
-            let mut cluster = BenchCluster::start_nodes(&run.farfork, self.nodes + 1, true, &arguments).await?;
+            let mut cluster =
+                BenchCluster::start_nodes(&run.machines.farfork, self.nodes + 1, true, &arguments).await?;
             for workload in &workloads {
                 if !failures.contains(workload.name()) {
                     let measured = self.measure_workload(&mut cluster, workload, zygotes, &mut samples, run).await;

@@ -90,9 +90,11 @@ enum PoolMethod {
 }
 
 impl Benchmark for BenchPool {
+    const COMMAND: &'static str = "bench pool";
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let arguments = ["--pool".to_owned(), self.pool.to_string()];
-        let mut cluster = BenchCluster::start_nodes(&run.farfork, 1, true, &arguments).await?;
+        let mut cluster = BenchCluster::start_nodes(&run.machines.farfork, 1, true, &arguments).await?;
         let mut pool_run = PoolRun::start(self, &mut cluster).await?;
         run.expect_steps(self.runs);
         for _ in 0..self.runs {

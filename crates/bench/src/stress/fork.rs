@@ -7,15 +7,17 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_terminal::interrupt::InterruptFlag;
-use farfork_terminal::{output, privilege};
+use farfork_terminal::output;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{IntervalRates, REFERENCE_NOTE, until_interrupt, verdict, with_verdict};
+use crate::GlobalArgs;
 use crate::error::BenchError;
 use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad};
 use crate::experiment::leak_check::ResourceCount;
 use crate::experiment::local_cluster::BenchCluster;
+use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 use crate::options::{EncryptionOption, FunctionCallArgs, NodeOptions, count, parse_seconds, size};
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::ReportSection;
@@ -24,7 +26,6 @@ use crate::samples::Spread;
 use crate::workload::fork_workload::ForkWorkload;
 use crate::workload::functions::failures::FunctionFailures;
 use crate::workload::functions::{FunctionOptions, FunctionSource};
-use crate::{GlobalArgs, machine};
 
 /// The sizes of MITOSIS's published stress tests: ten machines with twelve clients each, and the machine of the parent.
 const DOCUMENT_NODES: usize = 11;
@@ -55,9 +56,9 @@ pub(crate) struct StressFork {
 }
 
 impl StressFork {
-    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let plan = self.load.plan(ForkWorkload::Sparse { mib: self.mib }, FunctionOptions::default());
-        run_stress(global, &[plan])
+        run_stress("stress fork", hosts, global, &[plan])
     }
 }
 
@@ -86,13 +87,13 @@ pub(crate) struct StressFunctions {
 }
 
 impl StressFunctions {
-    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let options = self.call.options()?;
         let functions = FunctionSource::distinct_or_embedded(self.functions);
         let workload = |source| ForkWorkload::Function { source, payload: self.call.payload.clone() };
         let plans: Vec<_> =
             functions.into_iter().map(|source| self.load.plan(workload(source), options.clone())).collect();
-        run_stress(global, &plans)
+        run_stress("stress functions", hosts, global, &plans)
     }
 }
 
@@ -197,9 +198,15 @@ impl StressForkOutcome {
 ///
 /// # Errors
 /// A run cannot be started for a reason other than its function, or no run was started: the error of the first.
-fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) -> anyhow::Result<ExitCode> {
-    privilege::require_root("it traces a process, and makes namespaces and control groups")?;
-    let farfork = machine::find_farfork()?;
+fn run_stress(
+    command: &'static str,
+    hosts: &HostOptions,
+    global: &GlobalArgs,
+    plans: &[StressForkParameters],
+) -> anyhow::Result<ExitCode> {
+    let root_reason = "it traces a process, and makes namespaces and control groups";
+    let needs = MachineNeeds { command, root_reason, hosts_refusal: Some("it measures nodes that it starts itself") };
+    let farfork = MachineSource::open(hosts, needs, global)?.farfork;
     let interruption = InterruptFlag::watch()?;
     let mut show = |outcome: &StressForkOutcome| {
         if !global.json {

@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use farfork_terminal::interrupt::InterruptFlag;
 
 use crate::GlobalArgs;
+use crate::machine::source::OnHosts;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::stable_interval::StableInterval;
@@ -42,19 +43,19 @@ pub(crate) struct StressCommand {
 
 #[derive(Subcommand)]
 enum StressTest {
-    Fork(fork::StressFork),
-    Functions(fork::StressFunctions),
-    Paging(paging::StressPaging),
-    Rpc(rpc::StressRpc),
+    Fork(OnHosts<fork::StressFork>),
+    Functions(OnHosts<fork::StressFunctions>),
+    Paging(OnHosts<paging::StressPaging>),
+    Rpc(OnHosts<rpc::StressRpc>),
 }
 
 impl StressCommand {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.test {
-            StressTest::Fork(test) => test.run(global),
-            StressTest::Functions(test) => test.run(global),
-            StressTest::Paging(test) => test.run(global),
-            StressTest::Rpc(test) => test.run(global),
+            StressTest::Fork(test) => test.experiment.run(&test.hosts, global),
+            StressTest::Functions(test) => test.experiment.run(&test.hosts, global),
+            StressTest::Paging(test) => test.experiment.run(&test.hosts, global),
+            StressTest::Rpc(test) => test.experiment.run(&test.hosts, global),
         }
     }
 }

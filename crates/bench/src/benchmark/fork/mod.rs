@@ -262,6 +262,8 @@ impl BenchFork {
 }
 
 impl Benchmark for BenchFork {
+    const COMMAND: &'static str = "bench fork";
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         require_memory(self)?;
         let (peers, notes) = usable_peer_modes(self).await?;
@@ -270,7 +272,7 @@ impl Benchmark for BenchFork {
         let steps = ForkStep::all_steps(self, &peers);
         run.expect_steps(steps.len());
         run.show("starting two nodes")?;
-        let mut fork_run = ForkRun::start(self, &run.farfork, samples).await?;
+        let mut fork_run = ForkRun::start(self, &run.machines.farfork, samples).await?;
         fork_run.notes = notes;
         fork_run.measure_all(&steps, run).await?;
         let ForkRun { cluster, samples, notes, strategies, .. } = fork_run;
