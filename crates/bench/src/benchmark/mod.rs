@@ -31,6 +31,7 @@ use tonic::Code;
 
 use crate::GlobalArgs;
 use crate::error::BenchError;
+use crate::experiment::host_report::{HostReport, with_hosts};
 use crate::machine::description::MachineState;
 use crate::machine::source::{MachineNeeds, MachineSource, OnHosts};
 use crate::plan::{CleanPlan, RunPlan};
@@ -81,7 +82,7 @@ enum BenchmarkCommand {
     Pool(OnHosts<pool::BenchPool>),
     WarmStart(OnHosts<warm_start::BenchWarmStart>),
     Volume(OnHosts<volume::BenchVolume>),
-    All(all::BenchAll),
+    All(OnHosts<all::BenchAll>),
     Report(report::BenchReport),
     Run(RunPlan),
     Clean(CleanPlan),
@@ -106,7 +107,7 @@ impl BenchCommand {
             BenchmarkCommand::Pool(benchmark) => run_benchmark(&benchmark, global),
             BenchmarkCommand::WarmStart(benchmark) => run_benchmark(&benchmark, global),
             BenchmarkCommand::Volume(benchmark) => run_benchmark(&benchmark, global),
-            BenchmarkCommand::All(suite) => suite.run(global),
+            BenchmarkCommand::All(suite) => suite.experiment.run(&suite.hosts, global),
             BenchmarkCommand::Report(report) => report.run(global),
             BenchmarkCommand::Run(plan) => plan.run(global),
             BenchmarkCommand::Clean(plan) => plan.run(global),
@@ -125,7 +126,7 @@ pub(crate) trait Benchmark {
     const ROOT_REASON: &'static str = "it traces a process, and makes namespaces and control groups";
 
     /// Why it cannot run on hosts; `None` if it can. A clause.
-    const HOSTS_REFUSAL: Option<&'static str> = Some("it measures nodes that it starts itself");
+    const HOSTS_REFUSAL: Option<&'static str>;
 
     /// Measures everything once.
     ///
@@ -151,6 +152,15 @@ pub(crate) struct BenchResults {
 impl BenchResults {
     pub(crate) fn new(section: ReportSection, document: Value) -> Self {
         Self { section, document, is_complete: true }
+    }
+
+    /// Adds the hosts of the run; none on this machine.
+    fn with_hosts(mut self, reports: &[HostReport]) -> Self {
+        if !reports.is_empty() {
+            self.section = with_hosts(self.section, reports);
+            self.document["hosts"] = json!(reports);
+        }
+        self
     }
 
     /// The document for scripts.
@@ -239,7 +249,18 @@ pub(crate) fn run_benchmark<B: Benchmark + Args>(
             () = wait_for_interrupt() => Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into()),
             results = benchmark.measure(&mut run) => results.map_err(anyhow::Error::from),
         }
-    })?;
+    });
+    let results = match results {
+        Ok(results) => results.with_hosts(&run.machines.report_hosts()?),
+        Err(error) => {
+            // The logs of hosts may have the cause. A host that does not answer is named by the error.
+            if !run.interruption.is_set() {
+                let reports = run.machines.report_hosts().unwrap_or_default();
+                reports.iter().flat_map(HostReport::faults).for_each(|fault| eprintln!("farfork: {fault}"));
+            }
+            return Err(error);
+        }
+    };
     drop(run);
     output::print_report(global.json, || results.to_json(), || results.to_text());
     Ok(if results.is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })

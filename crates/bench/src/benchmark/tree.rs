@@ -63,9 +63,10 @@ struct TreeCase {
 
 impl Benchmark for BenchTree {
     const COMMAND: &'static str = "bench tree";
+    const HOSTS_REFUSAL: Option<&'static str> = None;
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let mut cluster = BenchCluster::start(&run.machines.farfork, true).await?;
+        let mut cluster = BenchCluster::start(&run.machines, true).await?;
         PROCESS_TREE.install(cluster.machine())?;
         let start = |&processes: &u64| {
             Ok((TreeCase { processes }, ProcessTree::start(cluster.machine(), processes, self.mib, self.shared_mib)?))

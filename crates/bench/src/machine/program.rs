@@ -157,6 +157,14 @@ impl RunningProgram {
     }
 
     fn read_numbers<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
+        parse_numbers(self.name, &self.read_line()?, word)
+    }
+
+    /// Reads the next line.
+    ///
+    /// # Errors
+    /// As [`Self::read_answer`].
+    pub(crate) fn read_line(&mut self) -> Result<String, BenchError> {
         self.wait_for_output()?;
         let mut line = String::new();
         let read = self.output.read_line(&mut line);
@@ -167,7 +175,7 @@ impl RunningProgram {
             self.kill();
             return Err(BenchError::ProgramEnded { program, status: self.process.wait().map_err(failed)? });
         }
-        parse_numbers(program, &line, word)
+        Ok(line)
     }
 
     /// Waits a short time for the program, which has closed its output: its own end explains more than a kill.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use farfork_api::run_dir::RunDir;
 use farfork_remote::inventory::{InstallSettings, Inventory, InventoryHost};
 use farfork_remote::ssh::{HostCommand, HostDirectory, HostLock, RemoteError, RemoteHost, SshClient};
 use farfork_terminal::interrupt::wait_for_interrupt;
@@ -30,7 +31,6 @@ const PROGRAM_MODE: u32 = 0o755;
 #[derive(Debug)]
 pub(crate) struct RemoteHosts {
     hosts: Vec<Arc<ConnectedHost>>,
-    install: InstallSettings,
     /// The thread that sends heartbeats while the experiment blocks its own.
     runtime: Runtime,
 }
@@ -44,6 +44,9 @@ struct ConnectedHost {
     address: IpAddr,
     /// The program `farfork` of the host: the installed one, or a copy in the directory.
     farfork: PathBuf,
+    install: InstallSettings,
+    /// A socket of this machine that leads to the node of the host.
+    node_socket: PathBuf,
 }
 
 /// A host as a machine of a run.
@@ -72,7 +75,12 @@ impl RemoteHosts {
                 hosts = try_join_all(selected.into_iter().map(connect)) => Ok(hosts?),
             }
         })?;
-        Ok(Self { hosts: hosts.into_iter().map(Arc::new).collect(), install: inventory.install().clone(), runtime })
+        Ok(Self { hosts: hosts.into_iter().map(Arc::new).collect(), runtime })
+    }
+
+    /// The names of the hosts, in the order of the inventory.
+    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
+        self.hosts.iter().map(|host| host.remote.name().to_owned())
     }
 
     /// The hosts, in the order of the inventory.
@@ -100,8 +108,10 @@ impl ConnectedHost {
         let remote = client.connect(host).await?;
         let lock = remote.lock_for_coordinator(command).await?;
         let (directory, address) = (remote.make_directory(run).await?, remote.traffic_address().await?);
-        let farfork = find_or_copy_program(&remote, inventory.install(), &directory, farfork).await?;
-        Ok(Self { remote, lock, directory, address, farfork })
+        let install = inventory.install().clone();
+        let farfork = find_or_copy_program(&remote, &install, &directory, farfork).await?;
+        let node_socket = remote.forward_socket(path_text(&RunDir::new(&install.run_dir).socket())).await?;
+        Ok(Self { remote, lock, directory, address, farfork, install, node_socket })
     }
 
     async fn close(self) {
@@ -131,6 +141,28 @@ async fn find_or_copy_program(
     directory.add_program(remote, &locals[0]).await
 }
 
+impl RemoteMachine {
+    /// The name of the host and of its node.
+    pub(crate) fn host_name(&self) -> &str {
+        self.0.remote.name()
+    }
+
+    /// Where the node of the host is installed.
+    pub(crate) fn install(&self) -> &InstallSettings {
+        &self.0.install
+    }
+
+    /// The socket of the API of the host's node, on the host.
+    pub(crate) fn node_socket(&self) -> PathBuf {
+        RunDir::new(&self.0.install.run_dir).socket()
+    }
+
+    /// The socket of this machine that leads to it.
+    pub(crate) fn forwarded_socket(&self) -> PathBuf {
+        self.0.node_socket.clone()
+    }
+}
+
 impl Machine for RemoteMachine {
     fn command(&self, program: &Command) -> Command {
         let ConnectedHost { remote, directory, farfork, .. } = &*self.0;
@@ -149,7 +181,7 @@ impl Machine for RemoteMachine {
     }
 
     fn name(&self) -> Option<&str> {
-        Some(self.0.remote.name())
+        Some(self.host_name())
     }
 
     fn address(&self) -> IpAddr {

@@ -12,6 +12,7 @@ use super::find_farfork;
 use super::remote::{RemoteHosts, RemoteMachine};
 use crate::GlobalArgs;
 use crate::error::BenchError;
+use crate::experiment::host_report::{HostReport, HostStart};
 
 // The arguments of an experiment, and the options that name hosts. It has no text of its own in the help, so that the text is
 // that of the last field.
@@ -65,6 +66,8 @@ pub(crate) struct MachineSource {
     /// The program `farfork` of this machine.
     pub(crate) farfork: PathBuf,
     hosts: Option<RemoteHosts>,
+    /// The hosts at the start of the run.
+    starts: Vec<HostStart>,
 }
 
 impl MachineSource {
@@ -75,22 +78,32 @@ impl MachineSource {
     pub(crate) fn open(options: &HostOptions, needs: MachineNeeds, global: &GlobalArgs) -> anyhow::Result<Self> {
         let Some(arguments) = options.to_arguments() else {
             privilege::require_root(needs.root_reason)?;
-            return Ok(Self { farfork: find_farfork()?, hosts: None });
+            return Ok(Self { farfork: find_farfork()?, hosts: None, starts: Vec::new() });
         };
         let refuse = |object: &str, cause: &str, step: &str| {
             Err(Failure::new(Code::InvalidArgument, object, cause).with_next_step(step).into())
         };
         if let Some(reason) = needs.hosts_refusal {
             let object = format!("`farfork {} --inventory`", needs.command);
-            return refuse(&object, reason, "run it on a host: `command` in a plan for `farfork bench run`");
+            return refuse(&object, reason, "run it on one host, as a `command` in a plan for `farfork bench run`");
         }
         if global.placement.is_given() {
             let cause = "they are CPUs and NUMA nodes of this machine, but the experiment runs on hosts";
             return refuse("--cpus and --numa", cause, "set `cpus` or `numa_node` of the hosts in the inventory");
         }
         let farfork = find_farfork()?;
-        let hosts = Some(RemoteHosts::connect(&arguments, needs.command, &farfork)?);
-        Ok(Self { farfork, hosts })
+        let hosts = RemoteHosts::connect(&arguments, needs.command, &farfork)?;
+        let starts = hosts.machines().map(|machine| HostStart::observe(&machine)).collect::<Result<_, _>>()?;
+        Ok(Self { farfork, hosts: Some(hosts), starts })
+    }
+
+    /// Collects logs and leftovers of all hosts after the run, which has ended its programs. None on this machine.
+    ///
+    /// # Errors
+    /// A host cannot be reached.
+    pub(crate) fn report_hosts(&self) -> Result<Vec<HostReport>, BenchError> {
+        let machines = self.hosts.iter().flat_map(RemoteHosts::machines);
+        machines.zip(&self.starts).map(|(machine, start)| HostReport::observe(&machine, start)).collect()
     }
 
     /// The hosts; `None` on this machine.

@@ -15,6 +15,7 @@ use crate::benchmark::rpc::case::{LoadArgs, RpcCase, RpcTimes};
 use crate::benchmark::rpc::{HostCalls, RpcRunOutcome, run_once};
 use crate::endpoint::specification::RpcSystem;
 use crate::error::BenchError;
+use crate::experiment::host_report::{HostReport, with_hosts};
 use crate::experiment::testbed::Testbed;
 use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 use crate::options::{count, parse_seconds};
@@ -99,13 +100,18 @@ impl StressRpc {
         };
         let testbed = Testbed::new(&machines, case.clients)?;
         let run = run_once(&testbed, times, &case, RpcSystem::Farfork, &mut show)?;
-        let faults = judge_run(&run, self.floor);
+        drop(testbed);
+        let hosts = machines.report_hosts()?;
+        let mut faults = judge_run(&run, self.floor);
+        faults.extend(hosts.iter().flat_map(HostReport::faults));
         let outcome = StressRpcOutcome { run, floor_per_s: self.floor, faults };
         let (status, verdict) = verdict(outcome.has_passed());
         if global.json {
-            let section = stress_rpc_section(times.interval, &case, &outcome);
+            let section = with_hosts(stress_rpc_section(times.interval, &case, &outcome), &hosts);
             let passed = outcome.has_passed();
-            output::print_json(&json!({ "case": case, "passed": passed, "outcome": outcome, "section": section }));
+            let document =
+                json!({ "case": case, "passed": passed, "outcome": outcome, "section": section, "hosts": hosts });
+            output::print_json(&document);
         } else {
             outcome.faults.iter().for_each(|fault| output::print_line(&format!("FAULT: {fault}")));
             for HostCalls { host, per_s, .. } in &outcome.run.hosts {

@@ -46,6 +46,7 @@ Examples:
                                                          the same by number of machines
   farfork bench rpc --clients 2 --client-seconds 10 --report-interval 1
                                                          a line for each second and client node
+  farfork bench rpc --inventory HOSTS.toml --exclude n3  a server and clients on hosts
   farfork bench rpc --json                               one JSON document
 
 Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]

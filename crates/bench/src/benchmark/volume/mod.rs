@@ -67,6 +67,7 @@ struct VolumeSampleCase {
 
 impl Benchmark for BenchVolume {
     const COMMAND: &'static str = "bench volume";
+    const HOSTS_REFUSAL: Option<&'static str> = Some("it needs nodes with directories for volumes, and kills them");
     const ROOT_REASON: &'static str = "it makes namespaces and control groups, and mounts file systems";
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
