@@ -24,8 +24,8 @@ use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTabl
 /// The work of the process, which is also its name in errors.
 const HOST_OBSERVER: &str = "host-observer";
 
-/// Time limit for the end of what the run has started: the runner of a program waits 5 s before it kills it.
-const END_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for the end of what the run has started. By default, a zygote of a dropped seed ends after 20 s.
+const END_LIMIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Maximum number of lines of a log in a report: the last ones.

@@ -45,7 +45,7 @@ pub(crate) struct PreparedSeed {
 #[derive(Debug)]
 pub(crate) struct BenchChild {
     id: String,
-    /// When the request for the child was sent, in ns since 1970.
+    /// When the request for the child was sent, in ns since 1970, by the clock of the child's machine.
     pub(crate) sent_unix_ns: i64,
     /// Time from the sent request to the received answer.
     pub(crate) round_trip: Duration,
@@ -315,7 +315,21 @@ impl BenchCluster {
         let TimedAnswer { sent_unix_ns, round_trip_ns, message } = self.timed.fork(request).await?;
         let v1::ForkOutcome { result, phases, .. } = message;
         let (id, round_trip) = (started_child(result, seed)?.id, Duration::from_nanos(round_trip_ns));
+        let sent_unix_ns = sent_unix_ns + self.node(place).clock.ns;
         Ok(BenchChild { id, sent_unix_ns, round_trip, output: String::new(), phases })
+    }
+
+    /// A sentence for each node whose clock may differ from the first one's.
+    pub(crate) fn clock_notes(&self) -> Vec<String> {
+        let others = self.nodes().iter().skip(1).filter(|node| node.machine().name().is_some());
+        let note = |node: &ClusterNode| {
+            let [ahead_us, error_us] = [node.clock.ns, node.clock.error_ns].map(|ns| ns as f64 / 1e3);
+            let (name, first) = (&node.name, &self.nodes()[0].name);
+            format!(
+                "The clock of {name} is {ahead_us:.0} ± {error_us:.0} µs ahead of that of {first}. Times are corrected."
+            )
+        };
+        others.map(note).collect()
     }
 
     fn node(&self, place: ChildPlace) -> &ClusterNode {

@@ -2,6 +2,7 @@
 //! their links, and observes them (`observer`). Only this module knows whether they are a local cluster, or nodes that run on
 //! hosts and continue after the run.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use super::error_log::LogEnds;
 use super::leak_check::{ResourceCount, ResourceCounts};
 use super::node_client::NodeClient;
 use super::observer::{self, NodeProcess, ObservedNode, ObserverRequest, ProcessMemory};
+use crate::endpoint::specification::{EndpointRole, EndpointSpec, RpcSystem};
 use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::machine::namespace::NamespaceMachine;
@@ -50,6 +52,30 @@ pub(crate) struct ClusterNode {
     pub(crate) socket: PathBuf,
     /// The same for this process.
     api: PathBuf,
+    /// How far the clock of its machine is ahead of the first node's.
+    pub(crate) clock: ClockOffset,
+}
+
+/// The difference of two clocks.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ClockOffset {
+    pub(crate) ns: i64,
+    /// Half of the time of a question and its answer.
+    pub(crate) error_ns: i64,
+}
+
+impl ClockOffset {
+    /// Compares the clock of a machine with that of the machine of `first`.
+    fn measure(first: &dyn Machine, machine: &dyn Machine) -> Result<Self, BenchError> {
+        let start = |machine: &dyn Machine, role| {
+            machine.start_process("clock", "endpoint", &EndpointSpec::new(RpcSystem::Farfork, role))
+        };
+        let mut server = start(first, EndpointRole::Clock { ip: first.address() })?;
+        let [port] = server.read_answer("listening")?;
+        let to = SocketAddr::new(first.address(), port as u16);
+        let [ns, error_ns] = start(machine, EndpointRole::ClockClient { to })?.read_answer("offset")?;
+        Ok(Self { ns, error_ns })
+    }
 }
 
 impl ClusterNode {
@@ -96,7 +122,8 @@ impl RunningNodes {
         let mut running = Self { nodes: Vec::new(), local: Some(local), scratch: Some(scratch) };
         for node in started {
             let machine = Box::new(NamespaceMachine::of_node(&node, &parent, farfork)?);
-            running.nodes.push(ClusterNode { name: node.name, machine, api: node.socket.clone(), socket: node.socket });
+            let (name, api, socket, clock) = (node.name, node.socket.clone(), node.socket, ClockOffset::default());
+            running.nodes.push(ClusterNode { name, machine, api, socket, clock });
         }
         Ok(running)
     }
@@ -106,11 +133,13 @@ impl RunningNodes {
     /// # Errors
     /// [`BenchError::NoNode`].
     pub(crate) async fn on_hosts(machines: Vec<RemoteMachine>) -> Result<Self, BenchError> {
-        let mut nodes = Vec::new();
+        let mut nodes: Vec<ClusterNode> = Vec::new();
         for machine in machines {
             let (name, socket, api) =
                 (machine.host_name().to_owned(), machine.node_socket(), machine.forwarded_socket());
-            let node = ClusterNode { name, socket, api, machine: Box::new(machine) };
+            let first = nodes.first().map(ClusterNode::machine);
+            let clock = first.map(|first| ClockOffset::measure(first, &machine)).transpose()?.unwrap_or_default();
+            let node = ClusterNode { name, socket, api, clock, machine: Box::new(machine) };
             let missing = |cause| {
                 let (host, socket) = (node.name.clone(), node.socket.clone());
                 BenchError::NoNode { host, socket, cause }

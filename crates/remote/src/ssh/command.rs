@@ -161,7 +161,7 @@ impl RemoteHost {
         command: &HostCommand,
     ) -> Result<std::process::Command, RemoteError> {
         let line = self.command_line(&[runner, "remote-runner", "--lease", lease], command)?;
-        Ok(self.ssh(&line).into_std())
+        Ok(self.ssh_with_own_connection(&line).into_std())
     }
 
     /// The line for the host's shell that starts a program with the runner, a command with options.

@@ -155,12 +155,21 @@ impl RemoteHost {
 
     /// ssh(1) with a command line for the shell of the host. Uses the connection, and never makes another one.
     pub(super) fn ssh(&self, command_line: &str) -> Command {
-        let mut command = self.control.ssh();
         // ssh connects itself if the master has ended. This is the command that it would connect with, instead of ProxyJump.
-        command.args(["-o", "ProxyCommand=exec false"]);
+        self.ssh_with_options(&["-o", "ProxyCommand=exec false"], command_line)
+    }
+
+    /// As [`Self::ssh`], but makes a connection of its own if this one has no session left: sshd(8) has a limit of ten
+    /// (`MaxSessions`). ssh prints an error before it connects itself, so its errors are not shown.
+    pub(super) fn ssh_with_own_connection(&self, command_line: &str) -> Command {
+        self.ssh_with_options(&["-o", "LogLevel=FATAL"], command_line)
+    }
+
+    fn ssh_with_options(&self, options: &[&str], command_line: &str) -> Command {
+        let mut command = self.control.ssh();
         // A command line that begins with `-` would be an option.
         assert!(!command_line.starts_with('-'), "the command line begins with a word");
-        command.args(["--", self.name(), command_line]);
+        command.args(options).args(["--", self.name(), command_line]);
         command
     }
 

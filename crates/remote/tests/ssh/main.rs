@@ -58,6 +58,10 @@ fn main() -> ExitCode {
         ("descendants_end_with_their_program", descendants_end_with_their_program),
         ("a_leased_program_has_the_standard_streams", a_leased_program_has_the_standard_streams),
         ("a_leased_program_ends_with_its_directory", a_leased_program_ends_with_its_directory),
+        (
+            "more_leased_programs_run_than_a_connection_has_sessions",
+            more_leased_programs_run_than_a_connection_has_sessions,
+        ),
         ("a_socket_of_the_host_is_forwarded", a_socket_of_the_host_is_forwarded),
     ];
     let trials = tests.into_iter().map(|(name, body)| {
@@ -494,6 +498,23 @@ fn a_leased_program_ends_with_its_directory() {
             listed.is_empty().then_some(())
         };
         wait_until("the directories are removed", is_removed).await;
+    });
+}
+
+fn more_leased_programs_run_than_a_connection_has_sessions() {
+    with_host(async |_, host| {
+        let directory = host.make_directory("test-1").await.expect("/run is a tmpfs");
+        let start = |_| leased_script(host, &directory, "exec cat", &[]).spawn().expect("ssh starts");
+        let programs: Vec<_> = (0..12).map(start).collect();
+        for mut program in programs {
+            program.stdin.take().expect("it is piped").write_all(b"input").expect("it reads");
+            let output = program.wait_with_output().expect("it ends");
+            assert_eq!(
+                (output.status.code(), &output.stdout[..], &output.stderr[..]),
+                (Some(0), &b"input"[..], &b""[..])
+            );
+        }
+        directory.remove().await;
     });
 }
 

@@ -284,7 +284,7 @@ impl Benchmark for BenchFork {
         run.expect_steps(steps.len());
         run.show("starting two nodes")?;
         let mut fork_run = ForkRun::start(self, &run.machines, samples).await?;
-        fork_run.notes = notes;
+        fork_run.notes = fork_run.cluster.clock_notes().into_iter().chain(notes).collect();
         fork_run.measure_all(&steps, run).await?;
         let ForkRun { cluster, samples, notes, strategies, .. } = fork_run;
         cluster.stop()?;
