@@ -40,9 +40,7 @@ pub(crate) enum BenchError {
     #[error("{part} cannot be measured on hosts (`--inventory`): {reason}")]
     NotOnHosts { part: &'static str, reason: &'static str },
     /// Nodes of hosts cannot have other options.
-    #[error(
-        "the nodes of hosts run already, so {option} cannot change them; omit it, and set `arguments` in the inventory"
-    )]
+    #[error("the nodes of hosts run already, with `arguments` of the inventory, which {option} does not match")]
     OptionOfNodes { option: String },
     /// The inventory has an error.
     #[error(transparent)]

@@ -221,8 +221,9 @@ impl Benchmark for BenchPeak {
         let mut failures = FunctionFailures::default();
         for zygotes in self.zygotes().iter().copied() {
             // Nodes keep the default number of zygotes, or none.
+            let encrypted = run.machines.encrypts_by_default();
             let arguments = node_arguments(&[("--zygotes", (!zygotes).then_some(0))]);
-            let mut cluster = BenchCluster::start_nodes(&run.machines, self.nodes + 1, true, &arguments).await?;
+            let mut cluster = BenchCluster::start_nodes(&run.machines, self.nodes + 1, encrypted, &arguments).await?;
             for workload in &workloads {
                 if !failures.contains(workload.name()) {
                     let measured = self.measure_workload(&mut cluster, workload, zygotes, &mut samples, run).await;

@@ -66,7 +66,7 @@ impl Benchmark for BenchTree {
     const HOSTS_REFUSAL: Option<&'static str> = None;
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let mut cluster = BenchCluster::start(&run.machines, true).await?;
+        let mut cluster = BenchCluster::start(&run.machines, run.machines.encrypts_by_default()).await?;
         PROCESS_TREE.install(cluster.machine())?;
         let start = |&processes: &u64| {
             Ok((TreeCase { processes }, ProcessTree::start(cluster.machine(), processes, self.mib, self.shared_mib)?))

@@ -97,7 +97,8 @@ impl BenchCluster {
         let Some(machines) = source.first_hosts(nodes)? else {
             return Self::start_nodes_in(SCRATCH_PARENT.as_ref(), &source.farfork, nodes, encrypted, arguments).await;
         };
-        let encryption = (!encrypted).then(|| "--encryption".to_owned());
+        let encryption = (encrypted != source.encrypts_by_default())
+            .then(|| format!("--encryption {}", if encrypted { "on" } else { "off" }));
         match arguments.first().cloned().or(encryption) {
             Some(option) => Err(BenchError::OptionOfNodes { option }),
             None => Self::connect(RunningNodes::on_hosts(machines).await?).await,

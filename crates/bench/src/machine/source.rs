@@ -111,6 +111,15 @@ impl MachineSource {
         self.hosts.as_ref()
     }
 
+    /// Whether nodes encrypt memory transfers unless an option says otherwise. Nodes of hosts have their options already.
+    pub(crate) fn encrypts_by_default(&self) -> bool {
+        let encrypts = |machine: RemoteMachine| {
+            let arguments = machine.install().arguments.join(" ").replace('=', " ");
+            !arguments.contains("--encryption off")
+        };
+        self.hosts.as_ref().and_then(|hosts| hosts.machines().next()).is_none_or(encrypts)
+    }
+
     /// The maximum number of clients of a server; `None` if it is not limited.
     pub(crate) fn clients_max(&self) -> Option<usize> {
         self.hosts.as_ref().map(|hosts| hosts.machines().count().saturating_sub(1))

@@ -67,15 +67,27 @@ impl Coordinator {
     /// Sends a signal to a coordinator whose endpoints run on all hosts. Nothing may be left.
     fn require_clean_after(&self, signal: Signal) {
         let stress = ["stress", "rpc", "--seconds", "600", "--report-interval", "600", "--hosts", "up"];
-        let running = self.hosts.coordinator(&self.arguments(&stress)).spawn().expect("it starts");
-        wait::wait_until("all hosts run an endpoint", LIMIT, || {
+        self.end_when(signal, &stress, || {
             let is_endpoint = |change: &String| change.contains("bench process endpoint");
-            (0..self.count).all(|index| self.hosts.changes_on(index).iter().any(is_endpoint)).then_some(())
+            (0..self.count).all(|index| self.hosts.changes_on(index).iter().any(is_endpoint))
         });
+    }
+
+    /// Sends a signal to the coordinator of an experiment when it has reached a state. Nothing may be left.
+    fn end_when(&self, signal: Signal, experiment: &[&str], is_reached: impl Fn() -> bool) {
+        let running = self.hosts.coordinator(&self.arguments(experiment)).spawn().expect("it starts");
+        wait::wait_until("the experiment runs", LIMIT, || is_reached().then_some(()));
         kill_process(Pid::from_child(&running), signal).expect("our own child");
         let ended = wait::wait_with_output(running, "the coordinator", LIMIT);
         assert!(!ended.status.success(), "{}{}", ended.stdout, ended.stderr);
         self.wait_until_clean();
+    }
+
+    /// Whether the node of the first host has seeds.
+    fn has_seeds(&self) -> bool {
+        let listed = self.hosts.run_on(0, &["farfork", "seeds", "--json"]);
+        let listed: Value = serde_json::from_str(&listed).expect("a JSON document");
+        !listed["seeds"].as_array().expect("a list of seeds").is_empty()
     }
 }
 
@@ -117,7 +129,7 @@ fn nodes_are_measured() {
     let is_resume = |figure: &&Value| figure["figure"] == "resume" && figure["node"] == "other";
     assert!(figures.iter().find(is_resume).is_some_and(|figure| figure["samples"] == 2), "{document}");
     let clear = coordinator.run(&[&fork[..], &["--encryption", "off"]].concat());
-    clear.require_failure(1, &["--encryption cannot change"]);
+    clear.require_failure(1, &["--encryption off does not match"]);
     // More parents than a connection of ssh has sessions.
     let faults = ["bench", "fault", "--runs", "1", "--stream-mib", "64"];
     assert_eq!(host_names(&coordinator.measure(&faults)["hosts"]), ["n1", "n2", "n3"]);
@@ -141,6 +153,10 @@ fn nodes_are_measured() {
     }
     coordinator.run(&[&connections[..], &["--exclude", "n1"]].concat()).require_failure(1, &["needs 3 hosts", "2 are"]);
     coordinator.require_clean_after(Signal::KILL);
+    for signal in [Signal::INT, Signal::KILL] {
+        coordinator.end_when(signal, &["bench", "fork", "--mib", "16", "--within", "120"], || coordinator.has_seeds());
+        wait::wait_until("the seeds are dropped", LIMIT, || (!coordinator.has_seeds()).then_some(()));
+    }
     let undeployed = coordinator.run(&["cluster", "undeploy"]);
     assert!(undeployed.status.success(), "{}{}", undeployed.stdout, undeployed.stderr);
 }
