@@ -30,7 +30,7 @@ pub(crate) struct PlacementArgs {
 
 impl PlacementArgs {
     /// Whether the user has chosen CPUs or a NUMA node.
-    pub(crate) fn is_given(&self) -> bool {
+    pub(crate) fn is_specified(&self) -> bool {
         self.cpus.is_some() || self.numa.is_some()
     }
 

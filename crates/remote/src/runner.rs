@@ -40,7 +40,7 @@ const NOT_STARTED: i32 = 127;
 /// Runs a program until it ends or the coordinator does. Then kills all its descendants.
 ///
 /// Without a lease, the coordinator ends with the standard input of this process, and the program has no input. With one, the
-/// program has the standard input. The coordinator then ends when nobody reads the standard output, or when no other process
+/// program has the standard input. The coordinator then ends when the standard output has no reader, or when no other process
 /// locks the file `lease` (flock(2)).
 ///
 /// The program inherits standard output and standard error. Returns its exit status, or 128 and the number of the signal that

@@ -127,7 +127,7 @@ const CLIENTS: Figure = Figure::property("clients", "clients", "");
 const INTERVAL_RATE: Figure = Figure::higher("interval_per_s", "stable interval", "1/s");
 /// Children of one client per second, over the whole run; one sample per client.
 const CLIENT_RATE: Figure = Figure::higher("client_per_s", "of each client", "1/s");
-/// Children of the clients of one host per second, over the whole run.
+/// Children per second over the whole run, of the clients of one host or of all.
 const HOST_RATE: Figure = Figure::higher("host_per_s", "children", "1/s");
 /// Time from the request for a child until its result is checked: the median and the 99th percentile of a client. One
 /// sample per client.
@@ -208,13 +208,12 @@ impl Benchmark for BenchPeak {
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let workloads = self.workloads();
         let hosts: Vec<String> = run.machines.hosts().into_iter().flat_map(RemoteHosts::names).skip(1).collect();
+        let refuse = |part, reason| Err(BenchError::NotOnHosts { part, reason });
         if !hosts.is_empty() && workloads.iter().any(ForkWorkload::is_function) {
-            let reason = "their packages are on this machine; choose the workload sparse";
-            return Err(BenchError::NotOnHosts { part: "Python functions", reason });
+            return refuse("Python functions", "their packages are on this machine; choose the workload sparse");
         }
         if !hosts.is_empty() && self.zygotes().contains(&false) {
-            let reason = "their nodes run already; choose --zygotes on";
-            return Err(BenchError::NotOnHosts { part: "nodes without zygotes", reason });
+            return refuse("nodes without zygotes", "their nodes run already; choose --zygotes on");
         }
         run.expect_steps(self.cases(&FunctionFailures::default()).len());
         let mut samples = FigureSamples::create(&self.samples)?;
@@ -297,7 +296,11 @@ impl BenchPeak {
         for per_s in intervals {
             samples.add(case, INTERVAL_RATE, per_s)?;
         }
-        for HostForks { host, per_s, p50_ms, p99_ms, .. } in load.by_host(&clients) {
+        let by_host = load.by_host(&clients);
+        if !by_host.is_empty() {
+            samples.add(case, HOST_RATE, by_host.iter().map(|of| of.per_s).sum())?;
+        }
+        for HostForks { host, per_s, p50_ms, p99_ms, .. } in by_host {
             let of_host = case.of_host(&host);
             samples.add(&of_host, HOST_RATE, per_s)?;
             samples.add(&of_host, CLIENT_MEDIAN, p50_ms)?;
@@ -415,18 +418,12 @@ fn hosts_table(cases: &[PeakCase], hosts: &[String], samples: &FigureSamples<Pea
     let columns = ["workload", "strategy", "host", HOST_RATE.name, CLIENT_MEDIAN.name, CLIENT_P99.name];
     let mut table = ReportTable::new("hosts", "Children per second by hosts", &columns);
     for case in cases {
-        let key = |name: &str| [&case.workload, case.strategy_text(), name].map(ReportCell::text);
-        for host in hosts {
-            let figures =
-                [HOST_RATE, CLIENT_MEDIAN, CLIENT_P99].map(|figure| samples.cell(&case.of_host(host), figure));
-            table.add_row(key(host).into_iter().chain(figures));
+        let rows = hosts.iter().map(|host| (host.as_str(), case.of_host(host)));
+        for (name, of) in rows.chain((!hosts.is_empty()).then(|| (SUM_ROW, case.clone()))) {
+            let figures = [HOST_RATE, CLIENT_MEDIAN, CLIENT_P99].map(|figure| samples.cell(&of, figure));
+            let key = [&case.workload, case.strategy_text(), name].map(ReportCell::text);
+            table.add_row(key.into_iter().chain(figures));
         }
-        let sum = hosts.iter().filter_map(|host| samples.median(&case.of_host(host), HOST_RATE)).sum();
-        let sum = ReportFigure::single(sum, HOST_RATE.unit, BetterDirection::Higher);
-        let times = [CLIENT_MEDIAN, CLIENT_P99].map(|figure| samples.cell(case, figure));
-        table.rows.extend(
-            (!hosts.is_empty()).then(|| key(SUM_ROW).into_iter().chain([Some(sum).into()]).chain(times).collect()),
-        );
     }
     table
 }

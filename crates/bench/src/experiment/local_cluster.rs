@@ -327,7 +327,7 @@ impl BenchCluster {
             let [ahead_us, error_us] = [node.clock.ns, node.clock.error_ns].map(|ns| ns as f64 / 1e3);
             let (name, first) = (&node.name, &self.nodes()[0].name);
             format!(
-                "The clock of {name} is {ahead_us:.0} ± {error_us:.0} µs ahead of that of {first}. Times are corrected."
+                "The clock of {name} is {ahead_us:.0} ± {error_us:.0} µs ahead of the clock of {first}. Times are corrected."
             )
         };
         others.map(note).collect()

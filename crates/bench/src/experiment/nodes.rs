@@ -65,7 +65,7 @@ pub(crate) struct ClockOffset {
 }
 
 impl ClockOffset {
-    /// Compares the clock of a machine with that of the machine of `first`.
+    /// Compares the clock of a machine with the clock of `first`.
     fn measure(first: &dyn Machine, machine: &dyn Machine) -> Result<Self, BenchError> {
         let start = |machine: &dyn Machine, role| {
             machine.start_process("clock", "endpoint", &EndpointSpec::new(RpcSystem::Farfork, role))

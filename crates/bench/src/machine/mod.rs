@@ -63,8 +63,8 @@ pub(crate) trait Machine: Debug {
     fn farfork(&self) -> &Path;
 }
 
-/// Writes the standard input to file $2 with mode $1. install(1) could not open a standard input that is a socket, as that of
-/// sshd(8).
+/// Writes the standard input to file $2 with mode $1. install(1) could not open a standard input that is a socket, which
+/// sshd(8) makes.
 const WRITE_SCRIPT: &str =
     r#"umask 022 && mkdir -p -- "$(dirname -- "$2")" && umask 077 && cat >"$2" && chmod "$1" -- "$2""#;
 

@@ -30,14 +30,14 @@ const PROGRAM_MODE: u32 = 0o755;
 /// of asynchronous code.
 #[derive(Debug)]
 pub(crate) struct RemoteHosts {
-    hosts: Vec<Arc<ConnectedHost>>,
+    hosts: Vec<Arc<LockedHost>>,
     /// The thread that sends heartbeats while the experiment blocks its own.
     runtime: Runtime,
 }
 
 /// A host and what it holds for this coordinator.
 #[derive(Debug)]
-struct ConnectedHost {
+struct LockedHost {
     remote: RemoteHost,
     lock: HostLock,
     directory: HostDirectory,
@@ -51,7 +51,7 @@ struct ConnectedHost {
 
 /// A host as a machine of a run.
 #[derive(Debug, Clone)]
-pub(crate) struct RemoteMachine(Arc<ConnectedHost>);
+pub(crate) struct RemoteMachine(Arc<LockedHost>);
 
 impl RemoteHosts {
     /// Connects to the selected hosts and locks them. `command` is the command of this coordinator, `farfork` its program, which
@@ -69,7 +69,7 @@ impl RemoteHosts {
         // The programs of a parent have the same paths on the hosts of its children.
         let run = format!("{:08x}", fastrand::u32(..));
         let hosts = runtime.block_on(async {
-            let connect = |host| ConnectedHost::connect(&client, &inventory, host, [command, &run], farfork);
+            let connect = |host| LockedHost::connect(&client, &inventory, host, [command, &run], farfork);
             tokio::select! {
                 () = wait_for_interrupt() => Err(BenchError::Interrupted),
                 hosts = try_join_all(selected.into_iter().map(connect)) => Ok(hosts?),
@@ -93,11 +93,11 @@ impl Drop for RemoteHosts {
     fn drop(&mut self) {
         // A machine that is still used keeps its host until the end of this program.
         let hosts = std::mem::take(&mut self.hosts).into_iter().filter_map(Arc::into_inner);
-        self.runtime.block_on(join_all(hosts.map(ConnectedHost::close)));
+        self.runtime.block_on(join_all(hosts.map(LockedHost::close)));
     }
 }
 
-impl ConnectedHost {
+impl LockedHost {
     async fn connect(
         client: &SshClient,
         inventory: &Inventory,
@@ -165,7 +165,7 @@ impl RemoteMachine {
 
 impl Machine for RemoteMachine {
     fn command(&self, program: &Command) -> Command {
-        let ConnectedHost { remote, directory, farfork, .. } = &*self.0;
+        let LockedHost { remote, directory, farfork, .. } = &*self.0;
         let text = |word: &OsStr| word.to_string_lossy().into_owned();
         let mut words = placement_words(remote.inventory_host());
         words.extend([program.get_program()].into_iter().chain(program.get_args()).map(text));

@@ -14,8 +14,8 @@ use crate::GlobalArgs;
 use crate::error::BenchError;
 use crate::experiment::host_report::{HostReport, HostStart};
 
-// The arguments of an experiment, and the options that name hosts. It has no text of its own in the help, so that the text is
-// that of the last field.
+// The arguments of an experiment, and the options that name hosts. It has no text of its own in the help, which shows the text
+// of the last field.
 #[derive(Debug, Args)]
 pub(crate) struct OnHosts<E: Args> {
     #[command(flatten)]
@@ -87,7 +87,7 @@ impl MachineSource {
             let object = format!("`farfork {} --inventory`", needs.command);
             return refuse(&object, reason, "run it on one host, as a `command` in a plan for `farfork bench run`");
         }
-        if global.placement.is_given() {
+        if global.placement.is_specified() {
             let cause = "they are CPUs and NUMA nodes of this machine, but the experiment runs on hosts";
             return refuse("--cpus and --numa", cause, "set `cpus` or `numa_node` of the hosts in the inventory");
         }

@@ -10,7 +10,7 @@ use farfork_terminal::output;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{IntervalRates, REFERENCE_NOTE, until_interrupt, verdict, with_verdict};
+use super::{IntervalRates, REFERENCE_NOTE, hosts_table, until_interrupt, verdict, with_verdict};
 use crate::GlobalArgs;
 use crate::error::BenchError;
 use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, HostForks};
@@ -21,7 +21,7 @@ use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 use crate::options::{EncryptionOption, FunctionCallArgs, NodeOptions, count, parse_seconds, size};
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::ReportSection;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, SUM_ROW};
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 use crate::samples::Spread;
 use crate::workload::fork_workload::ForkWorkload;
 use crate::workload::functions::failures::FunctionFailures;
@@ -394,25 +394,11 @@ fn stress_fork_section(plan: &StressForkParameters, outcome: &StressForkOutcome)
     let section = ReportSection::new("stress_fork", "Stress: forks", question)
         .with_table(rates.table("children"))
         .with_table(times)
-        .with_table(hosts_table(outcome))
+        .with_table(hosts_table(&outcome.hosts, [outcome.per_s, outcome.p50_ms, outcome.p99_ms]))
         .with_plot(rates.plot("Children per second"))
         .with_note(format!("{} clients in all, of the workload {}.", plan.all_clients(), plan.workload.name()))
         .with_note(REFERENCE_NOTE);
     with_verdict(section, &outcome.faults)
-}
-
-/// The children of each host's clients, and their sum. No rows on one machine.
-fn hosts_table(outcome: &StressForkOutcome) -> ReportTable {
-    let StressForkOutcome { hosts, per_s, p50_ms, p99_ms, .. } = outcome;
-    let mut table = ReportTable::new("hosts", "Children by hosts", &["host", "children", "median", "p99"]);
-    let rows = hosts.iter().map(|of| (of.host.as_str(), of.per_s, of.p50_ms, of.p99_ms));
-    for (name, per_s, p50_ms, p99_ms) in rows.chain((!hosts.is_empty()).then_some((SUM_ROW, *per_s, *p50_ms, *p99_ms)))
-    {
-        let time = |value| Some(ReportFigure::single(value, "ms", BetterDirection::Lower)).into();
-        let rate = Some(ReportFigure::single(per_s, "1/s", BetterDirection::Higher)).into();
-        table.add_row([ReportCell::text(name), rate, time(p50_ms), time(p99_ms)]);
-    }
-    table
 }
 
 /// The section of a run of `farfork stress functions`.

@@ -19,13 +19,13 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// Hosts, and their inventory.
-struct Coordinator {
+struct ExperimentHosts {
     hosts: SshHosts,
     count: usize,
     inventory: PathBuf,
 }
 
-impl Coordinator {
+impl ExperimentHosts {
     fn start(count: usize, tables: &str, more_hosts: &str) -> Self {
         let hosts = SshHosts::start(count);
         hosts.add_bench_program();
@@ -99,7 +99,7 @@ fn host_names(hosts: &Value) -> Vec<&str> {
 
 fn server_and_clients() {
     let down = "[[hosts]]\nname = \"n9\"\naddress = \"10.99.0.9\"\n";
-    let coordinator = Coordinator::start(2, "connect_timeout_s = 10\n[groups]\nup = [\"n1\", \"n2\"]", down);
+    let coordinator = ExperimentHosts::start(2, "connect_timeout_s = 10\n[groups]\nup = [\"n1\", \"n2\"]", down);
     let calls = ["bench", "rpc", "--runs", "1", "--client-seconds", "0.2", "--threads", "2"];
     let document = coordinator.measure(&[&calls[..], &["--exclude", "n9"]].concat());
     let case = &document["cases"][0];
@@ -116,7 +116,7 @@ fn server_and_clients() {
 
 /// The nodes that `farfork cluster deploy` has started are measured, and continue.
 fn nodes_are_measured() {
-    let coordinator = Coordinator::start(3, "[groups]\nup = [\"n1\", \"n2\", \"n3\"]", "");
+    let coordinator = ExperimentHosts::start(3, "[groups]\nup = [\"n1\", \"n2\", \"n3\"]", "");
     let fork = ["bench", "fork", "--mib", "1", "--runs", "2", "--within", "20"];
     let missing = coordinator.run(&fork);
     missing.require_failure(1, &["host n1: no node answers at /run/farfork/node.sock", "`farfork cluster deploy`"]);
