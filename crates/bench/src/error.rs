@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ use farfork_api::v1;
 use farfork_api::v1::exit::How;
 use farfork_api::v1::wait_event::Event;
 use farfork_cluster::local::LocalError;
+use farfork_remote::inventory::InventoryError;
+use farfork_remote::ssh::RemoteError;
 
 use crate::baseline::criu::CriuError;
 
@@ -21,8 +23,39 @@ pub(crate) enum BenchError {
     #[error("the benchmark's nodes: {0}")]
     Nodes(#[from] LocalError),
     /// The nodes run, but do not discover each other.
-    #[error("the benchmark's nodes do not know each other after {seconds} s: see node.log in {run_dir}")]
-    NodesNotConnected { seconds: u64, run_dir: PathBuf },
+    #[error("node {} does not see node {} alive after {seconds} s: see {}", names[0], names[1], log_text(log.as_deref()))]
+    NodesNotConnected {
+        /// The node that was asked, and the missing one.
+        names: [String; 2],
+        seconds: u64,
+        /// The run directory; `None` for nodes of hosts.
+        log: Option<PathBuf>,
+    },
+    /// No node runs on a host.
+    #[error(
+        "host {host}: no node answers at {}: {cause}; install one with `farfork cluster deploy`, or omit the host with --exclude", socket.display()
+    )]
+    NoNode { host: String, socket: PathBuf, cause: Failure },
+    /// A part of an experiment is measured on this machine only.
+    #[error("{part} cannot be measured on hosts (`--inventory`): {reason}")]
+    NotOnHosts { part: &'static str, reason: &'static str },
+    /// Nodes of hosts cannot have other options.
+    #[error("the nodes of hosts run already, with `arguments` of the inventory, which {option} does not match")]
+    OptionOfNodes { option: String },
+    /// The inventory has an error.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+    /// A host cannot be used.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// The selection has fewer hosts than the experiment needs.
+    #[error(
+        "the experiment needs {needed} hosts: a server and its clients, or one for each node, but {selected} are selected; select more with --hosts, or choose fewer clients or nodes"
+    )]
+    TooFewHosts { needed: usize, selected: usize },
+    /// Something failed on a host.
+    #[error("host {host}: {cause}")]
+    OnHost { host: String, cause: Box<Self> },
     /// A node refused a request.
     #[error(transparent)]
     Request(#[from] Failure),
@@ -96,7 +129,20 @@ pub(crate) enum BenchError {
     NotEnoughMemory { mib: u64, needed_mib: u64, available_mib: u64, option: &'static str },
 }
 
+/// Where the logs of nodes are.
+fn log_text(run_dir: Option<&Path>) -> String {
+    run_dir.map_or_else(|| "`farfork nodes` there".to_owned(), |run_dir| format!("node.log in {}", run_dir.display()))
+}
+
 impl BenchError {
+    /// Adds the name of the machine on which the error occurred, if it has one.
+    pub(crate) fn on_machine(self, name: Option<&str>) -> Self {
+        match name {
+            Some(name) => Self::OnHost { host: name.to_owned(), cause: Box::new(self) },
+            None => self,
+        }
+    }
+
     /// Whether a Python function is the cause, so that other functions can still be measured.
     pub(crate) fn is_of_function(&self) -> bool {
         matches!(self, Self::FunctionFailed { .. } | Self::UnsteadyFunction { .. } | Self::WrongResult { .. })

@@ -29,6 +29,11 @@ pub(crate) struct PlacementArgs {
 }
 
 impl PlacementArgs {
+    /// Whether the user has chosen CPUs or a NUMA node.
+    pub(crate) fn is_specified(&self) -> bool {
+        self.cpus.is_some() || self.numa.is_some()
+    }
+
     /// Restricts this thread, and the processes that it starts. Call it before other threads are started.
     ///
     /// # Errors

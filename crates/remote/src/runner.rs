@@ -1,22 +1,25 @@
 //! The runner: runs a program on a host for a coordinator, and ends it with the coordinator's connection.
 //!
-//! Standard input is the connection: sshd(8) closes it when the connection ends, and the coordinator writes to it at
-//! intervals. The runner adopts orphans (PR_SET_CHILD_SUBREAPER), so it finds all descendants of the program, even those
-//! in other sessions.
+//! sshd(8) closes the standard streams when the connection ends. The coordinator shows that it is alive by writing to the
+//! standard input of the runner, or of the holder of a lease (`ssh/scratch.rs`). The runner adopts orphans
+//! (PR_SET_CHILD_SUBREAPER), so it finds all descendants of the program, even those in other sessions.
 
+use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use farfork_sys::process::{ProcStat, all_pids};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, wait};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 /// Interval between two writes of the coordinator.
@@ -34,19 +37,29 @@ const KILL_INTERVAL: Duration = Duration::from_millis(5);
 /// Exit status if the program cannot be started, as in a shell.
 const NOT_STARTED: i32 = 127;
 
-/// Runs a program until it ends or the standard input of this process ends. Then kills all its descendants.
+/// Runs a program until it ends or the coordinator does. Then kills all its descendants.
 ///
-/// The program has no input, and a process group of its own. It inherits standard output and standard error. Returns its
-/// exit status, or 128 and the number of the signal that ended it. Must be called in a process that has no other children.
+/// Without a lease, the coordinator ends with the standard input of this process, and the program has no input. With one, the
+/// program has the standard input. The coordinator then ends when the standard output has no reader, or when no other process
+/// locks the file `lease` (flock(2)).
+///
+/// The program inherits standard output and standard error. Returns its exit status, or 128 and the number of the signal that
+/// ended it. Must be called in a process that has no other children.
 ///
 /// # Errors
-/// The signal handlers cannot be installed, or the kernel refuses to let this process adopt orphans.
-pub async fn run_program(program: &str, arguments: &[String]) -> io::Result<i32> {
+/// The lease cannot be opened, the signal handlers cannot be installed, or the kernel refuses to let this process adopt orphans.
+pub async fn run_program(program: &str, arguments: &[String], lease: Option<&Path>) -> io::Result<i32> {
+    let lease = lease.map(File::open).transpose()?;
     set_child_subreaper(Some(getpid()))?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let started = Command::new(program).args(arguments).stdin(Stdio::null()).process_group(0).spawn();
+    let mut command = Command::new(program);
+    command.args(arguments);
+    if lease.is_none() {
+        command.stdin(Stdio::null()).process_group(0);
+    }
+    let started = command.spawn();
     let mut child = match started {
         Ok(child) => child,
         Err(error) => {
@@ -56,7 +69,7 @@ pub async fn run_program(program: &str, arguments: &[String]) -> io::Result<i32>
     };
     let ended = tokio::select! {
         status = child.wait() => Some(status?),
-        () = input_ends() => None,
+        () = coordinator_ends(lease) => None,
         _ = terminate.recv() => None,
         _ = hangup.recv() => None,
         _ = interrupt.recv() => None,
@@ -69,25 +82,47 @@ pub async fn run_program(program: &str, arguments: &[String]) -> io::Result<i32>
     Ok(shell_status(status))
 }
 
-/// Returns when the standard input has ended, or was silent for too long. The thread that reads it ends with the process.
-async fn input_ends() {
-    let (sender, ended) = oneshot::channel();
-    thread::spawn(move || {
-        let (input, limit) = (io::stdin(), Timespec::try_from(HEARTBEAT_LIMIT).expect("a minute"));
-        while matches!(poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&limit)), Ok(1..) | Err(Errno::INTR))
-            && matches!(input.lock().read(&mut [0; 64]), Ok(1..))
-        {}
-        let _ = sender.send(());
-    });
-    let _ = ended.await;
+/// Returns when the coordinator has ended. The threads that wait for it end with the process.
+async fn coordinator_ends(lease: Option<File>) {
+    let (sender, mut ended) = mpsc::channel(1);
+    let waits: Vec<Box<dyn FnOnce() + Send>> = match lease {
+        None => vec![Box::new(wait_for_end_of_input)],
+        Some(lease) => vec![Box::new(wait_for_hangup), Box::new(move || wait_for_end_of_lease(&lease))],
+    };
+    for wait in waits {
+        let sender = sender.clone();
+        thread::spawn(move || {
+            wait();
+            let _ = sender.blocking_send(());
+        });
+    }
+    let _ = ended.recv().await;
 }
 
-/// Ends the program with SIGTERM to its process group. Kills it if it does not end in time.
+/// Returns when the standard input has ended, or was silent for too long.
+fn wait_for_end_of_input() {
+    let (input, limit) = (io::stdin(), Timespec::try_from(HEARTBEAT_LIMIT).expect("a minute"));
+    while matches!(poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&limit)), Ok(1..) | Err(Errno::INTR))
+        && matches!(input.lock().read(&mut [0; 64]), Ok(1..))
+    {}
+}
+
+/// Returns when the other end of the standard output is closed.
+fn wait_for_hangup() {
+    while poll(&mut [PollFd::new(&io::stdout(), PollFlags::empty())], None) == Err(Errno::INTR) {}
+}
+
+/// Returns when no other process locks the file.
+fn wait_for_end_of_lease(lease: &File) {
+    while flock(lease, FlockOperation::LockShared) == Err(Errno::INTR) {}
+}
+
+/// Ends the program with SIGTERM to its process group, if it has its own. Kills it if it does not end in time.
 async fn terminate_child(child: &mut Child) -> io::Result<ExitStatus> {
     // The child is not reaped yet, so its process id is its own.
-    let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-    if let Some(group) = group {
-        let _ = kill_process_group(group, Signal::TERM);
+    if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+        // With a lease, the program has a group of its own only if it makes one.
+        let _ = kill_process_group(pid, Signal::TERM).or_else(|_| kill_process(pid, Signal::TERM));
     }
     if let Ok(status) = timeout(TERMINATE_LIMIT, child.wait()).await {
         return status;

@@ -17,12 +17,13 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use farfork_api::failure::Failure;
 use farfork_terminal::interrupt::InterruptFlag;
-use farfork_terminal::{output, privilege};
+use farfork_terminal::output;
 use serde_json::json;
 use tonic::Code;
 
 use super::report::{explain_report_error, files_text, make_report};
-use crate::{GlobalArgs, machine};
+use crate::GlobalArgs;
+use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 
 /// Run all benchmarks and stress tests, and make a report of their results.
 ///
@@ -54,9 +55,13 @@ pub(crate) struct BenchAll {
 }
 
 impl BenchAll {
-    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        privilege::require_root("its benchmarks trace processes, and make namespaces and control groups")?;
-        machine::find_farfork()?;
+    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let needs = MachineNeeds {
+            command: "bench all",
+            root_reason: "its benchmarks trace processes, and make namespaces and control groups",
+            hosts_refusal: Some("some of its benchmarks need this machine; name hosts for single ones"),
+        };
+        MachineSource::open(hosts, needs, global)?;
         let program = std::env::current_exe().context("readlink of /proc/self/exe")?;
         let scale = if self.quick { SuiteScale::Quick } else { SuiteScale::Full };
         let plan = SuiteParameters { scale, only: self.only, directory: self.out };

@@ -64,9 +64,12 @@ const PLACES: [(Option<ChildPlace>, &str); 3] =
     [(None, "unforked"), (Some(ChildPlace::Own), "own node"), (Some(ChildPlace::Other), "other node")];
 
 impl Benchmark for BenchChurn {
+    const COMMAND: &'static str = "bench churn";
+    const HOSTS_REFUSAL: Option<&'static str> = None;
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let mut cluster = BenchCluster::start(&run.farfork, self.encryption.encrypted).await?;
-        CHURN.install(cluster.machine())?;
+        let mut cluster = BenchCluster::start(&run.machines, self.encryption.encrypted).await?;
+        cluster.install(&CHURN)?;
         let parent = start_parent(&CHURN, cluster.machine(), self.mib, None)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let mut samples = FigureSamples::create(&self.samples)?;

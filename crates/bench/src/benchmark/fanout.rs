@@ -104,9 +104,13 @@ struct FanoutCase {
 }
 
 impl Benchmark for BenchFanout {
+    const COMMAND: &'static str = "bench fanout";
+    const HOSTS_REFUSAL: Option<&'static str> =
+        Some("this program measures its times, so they would have a part of the connection to the host");
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let (encrypted, arguments) = (self.encryption.encrypted, self.node_options.arguments());
-        let mut cluster = BenchCluster::start_nodes(&run.farfork, self.nodes, encrypted, &arguments).await?;
+        let mut cluster = BenchCluster::start_nodes(&run.machines, self.nodes, encrypted, &arguments).await?;
         let mut fanouts = FanoutRun::start(self, &mut cluster).await?;
         let methods = fanouts.creators.available();
         run.expect_steps(self.runs * methods.len());

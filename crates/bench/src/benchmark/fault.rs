@@ -193,10 +193,13 @@ impl FaultStep {
 }
 
 impl Benchmark for BenchFault {
+    const COMMAND: &'static str = "bench fault";
+    const HOSTS_REFUSAL: Option<&'static str> = None;
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let samples = FigureSamples::create(&self.samples)?;
-        let cluster = BenchCluster::start(&run.farfork, self.encryption.encrypted).await?;
-        PAGE_TOUCH.install(cluster.machine())?;
+        let cluster = BenchCluster::start(&run.machines, self.encryption.encrypted).await?;
+        cluster.install(&PAGE_TOUCH)?;
         let start = |mib| start_parent(&PAGE_TOUCH, cluster.machine(), mib, None);
         let (parent, streamed) = (start(MEMORY_MIB)?, start(self.stream_mib)?);
         let streams = (0..self.streams).map(|_| start(STREAMED_MIB)).collect::<Result<Vec<_>, _>>()?;

@@ -102,13 +102,16 @@ impl BenchFunction {
 }
 
 impl Benchmark for BenchFunction {
+    const COMMAND: &'static str = "bench function";
+    const HOSTS_REFUSAL: Option<&'static str> = Some("the packages of Python functions are on this machine");
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let (sources, options) = (self.sources(), self.call.options()?);
         run.expect_steps(sources.len() * (self.runs + 1));
         run.show("starting the nodes")?;
         let (mut failures, mut profiles) = (FunctionFailures::default(), Vec::new());
         let mut samples = FigureSamples::create(&self.samples)?;
-        let mut cluster = BenchCluster::start(&run.farfork, true).await?;
+        let mut cluster = BenchCluster::start(&run.machines, true).await?;
         for source in &sources {
             let what = if options.must_install(source) { "installing the packages of" } else { "starting" };
             run.show(format!("{what} {}", source.name))?;

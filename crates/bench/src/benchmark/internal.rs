@@ -7,7 +7,9 @@ use clap::{Args, ValueEnum};
 
 use crate::endpoint::run_endpoint;
 use crate::experiment::fork_load::run_fork_client;
+use crate::experiment::host_report::run_host_observer;
 use crate::experiment::observer::run_observer;
+use crate::experiment::timed_client::run_requester;
 use crate::machine::program::read_specification;
 use crate::scratch::run_remover;
 use crate::workload::clustering::run_clustering;
@@ -38,6 +40,10 @@ enum ProcessWork {
     Forker,
     /// The observer of a node.
     Observer,
+    /// The observer of a host.
+    HostObserver,
+    /// A client that sends the requests of the coordinator.
+    Requester,
     FileWriter,
     Filebench,
     Clustering,
@@ -48,10 +54,9 @@ impl BenchProcess {
         let specification = read_specification()?;
         match self.work {
             ProcessWork::Endpoint => run_endpoint(&specification),
-            ProcessWork::Forker => {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                runtime.block_on(run_fork_client(&specification))
-            }
+            ProcessWork::Forker => new_runtime()?.block_on(run_fork_client(&specification)),
+            ProcessWork::HostObserver => new_runtime()?.block_on(run_host_observer(&specification)),
+            ProcessWork::Requester => new_runtime()?.block_on(run_requester(&specification)),
             ProcessWork::Observer => run_observer(&specification),
             ProcessWork::FileWriter => run_file_writer(&specification),
             ProcessWork::Filebench => run_filebench(&specification),
@@ -59,6 +64,10 @@ impl BenchProcess {
         }?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+fn new_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 /// Remove the nodes of a benchmark after it was killed. The benchmark starts this command.

@@ -19,21 +19,21 @@ mod warm_start;
 
 use std::future::Future;
 use std::io::{IsTerminal as _, stderr};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use farfork_api::failure::Failure;
 use farfork_terminal::interrupt::{InterruptFlag, wait_for_interrupt};
-use farfork_terminal::{output, privilege};
+use farfork_terminal::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::GlobalArgs;
 use crate::error::BenchError;
-use crate::machine;
+use crate::experiment::host_report::{HostReport, with_hosts};
 use crate::machine::description::MachineState;
+use crate::machine::source::{MachineNeeds, MachineSource, OnHosts};
 use crate::plan::{CleanPlan, RunPlan};
 use crate::report::section::ReportSection;
 use crate::report::text;
@@ -70,19 +70,19 @@ pub(crate) struct BenchCommand {
 
 #[derive(Subcommand)]
 enum BenchmarkCommand {
-    Fork(fork::BenchFork),
-    Function(function::BenchFunction),
-    Rpc(rpc::BenchRpc),
-    Connect(connect::BenchConnect),
-    Fault(fault::BenchFault),
-    Churn(churn::BenchChurn),
-    Fanout(fanout::BenchFanout),
-    Tree(tree::BenchTree),
-    Peak(peak::BenchPeak),
-    Pool(pool::BenchPool),
-    WarmStart(warm_start::BenchWarmStart),
-    Volume(volume::BenchVolume),
-    All(all::BenchAll),
+    Fork(OnHosts<fork::BenchFork>),
+    Function(OnHosts<function::BenchFunction>),
+    Rpc(OnHosts<rpc::BenchRpc>),
+    Connect(OnHosts<connect::BenchConnect>),
+    Fault(OnHosts<fault::BenchFault>),
+    Churn(OnHosts<churn::BenchChurn>),
+    Fanout(OnHosts<fanout::BenchFanout>),
+    Tree(OnHosts<tree::BenchTree>),
+    Peak(OnHosts<peak::BenchPeak>),
+    Pool(OnHosts<pool::BenchPool>),
+    WarmStart(OnHosts<warm_start::BenchWarmStart>),
+    Volume(OnHosts<volume::BenchVolume>),
+    All(OnHosts<all::BenchAll>),
     Report(report::BenchReport),
     Run(RunPlan),
     Clean(CleanPlan),
@@ -107,7 +107,7 @@ impl BenchCommand {
             BenchmarkCommand::Pool(benchmark) => run_benchmark(&benchmark, global),
             BenchmarkCommand::WarmStart(benchmark) => run_benchmark(&benchmark, global),
             BenchmarkCommand::Volume(benchmark) => run_benchmark(&benchmark, global),
-            BenchmarkCommand::All(suite) => suite.run(global),
+            BenchmarkCommand::All(suite) => suite.experiment.run(&suite.hosts, global),
             BenchmarkCommand::Report(report) => report.run(global),
             BenchmarkCommand::Run(plan) => plan.run(global),
             BenchmarkCommand::Clean(plan) => plan.run(global),
@@ -119,8 +119,14 @@ impl BenchCommand {
 
 /// A benchmark. The value has its arguments.
 pub(crate) trait Benchmark {
+    /// The command, such as `bench rpc`.
+    const COMMAND: &'static str;
+
     /// Why it needs root: completes "it needs root:".
     const ROOT_REASON: &'static str = "it traces a process, and makes namespaces and control groups";
+
+    /// Why it cannot run on hosts; `None` if it can. A clause.
+    const HOSTS_REFUSAL: Option<&'static str>;
 
     /// Measures everything once.
     ///
@@ -148,6 +154,15 @@ impl BenchResults {
         Self { section, document, is_complete: true }
     }
 
+    /// Adds the hosts of the run; none on this machine.
+    fn with_hosts(mut self, reports: &[HostReport]) -> Self {
+        if !reports.is_empty() {
+            self.section = with_hosts(self.section, reports);
+            self.document["hosts"] = json!(reports);
+        }
+        self
+    }
+
     /// The document for scripts.
     pub(crate) fn to_json(&self) -> Value {
         let MachineState { machine, load_average } = MachineState::detect();
@@ -165,11 +180,10 @@ impl BenchResults {
     }
 }
 
-/// A run of a benchmark: the program that it measures, and its progress, which is shown on a terminal only.
+/// A run of a benchmark: its machines, and its progress, which is shown on a terminal only.
 #[derive(Debug)]
 pub(crate) struct BenchRun {
-    /// The path of `farfork`.
-    pub(crate) farfork: PathBuf,
+    pub(crate) machines: MachineSource,
     bar: ProgressBar,
     interruption: InterruptFlag,
     /// Whether standard output is for one JSON document.
@@ -177,11 +191,11 @@ pub(crate) struct BenchRun {
 }
 
 impl BenchRun {
-    fn new(farfork: PathBuf, json: bool) -> anyhow::Result<Self> {
+    fn new(machines: MachineSource, json: bool) -> anyhow::Result<Self> {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
         bar.set_style(style.expect("the template is valid"));
-        Ok(Self { farfork, bar, interruption: InterruptFlag::watch()?, json })
+        Ok(Self { machines, bar, interruption: InterruptFlag::watch()?, json })
     }
 
     /// Sets the number of steps. No step is complete.
@@ -219,10 +233,14 @@ impl Drop for BenchRun {
 }
 
 /// Runs a benchmark, and prints its results. An interrupt drops the run, which ends everything that it has started.
-pub(crate) fn run_benchmark<B: Benchmark>(benchmark: &B, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run_benchmark<B: Benchmark + Args>(
+    arguments: &OnHosts<B>,
+    global: &GlobalArgs,
+) -> anyhow::Result<ExitCode> {
+    let OnHosts { hosts, experiment: benchmark } = arguments;
     benchmark.check();
-    privilege::require_root(B::ROOT_REASON)?;
-    let mut run = BenchRun::new(machine::find_farfork()?, global.json)?;
+    let needs = MachineNeeds { command: B::COMMAND, root_reason: B::ROOT_REASON, hosts_refusal: B::HOSTS_REFUSAL };
+    let mut run = BenchRun::new(MachineSource::open(hosts, needs, global)?, global.json)?;
     // Use a single thread. With several threads, the figures would include hand-overs between them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let results = runtime.block_on(async {
@@ -231,7 +249,18 @@ pub(crate) fn run_benchmark<B: Benchmark>(benchmark: &B, global: &GlobalArgs) ->
             () = wait_for_interrupt() => Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into()),
             results = benchmark.measure(&mut run) => results.map_err(anyhow::Error::from),
         }
-    })?;
+    });
+    let results = match results {
+        Ok(results) => results.with_hosts(&run.machines.report_hosts()?),
+        Err(error) => {
+            // The logs of hosts may have the cause. A host that does not answer is named by the error.
+            if !run.interruption.is_set() {
+                let reports = run.machines.report_hosts().unwrap_or_default();
+                reports.iter().flat_map(HostReport::faults).for_each(|fault| eprintln!("farfork: {fault}"));
+            }
+            return Err(error);
+        }
+    };
     drop(run);
     output::print_report(global.json, || results.to_json(), || results.to_text());
     Ok(if results.is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })

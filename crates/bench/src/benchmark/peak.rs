@@ -10,16 +10,17 @@ use serde_json::json;
 
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::error::BenchError;
-use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad};
+use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, HostForks};
 use crate::experiment::local_cluster::{BenchCluster, node_arguments};
 use crate::figure::Figure;
 use crate::machine::description;
+use crate::machine::remote::RemoteHosts;
 use crate::options::{FunctionCallArgs, SamplesOption, count, parse_seconds};
 use crate::reference::{PUBLISHED_FIGURES, PeakReference};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::stable_interval::StableInterval;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, SUM_ROW};
 use crate::samples::FigureSamples;
 use crate::workload::fork_workload::{ForkWorkload, WorkloadParent};
 use crate::workload::functions::FunctionSource;
@@ -126,6 +127,8 @@ const CLIENTS: Figure = Figure::property("clients", "clients", "");
 const INTERVAL_RATE: Figure = Figure::higher("interval_per_s", "stable interval", "1/s");
 /// Children of one client per second, over the whole run; one sample per client.
 const CLIENT_RATE: Figure = Figure::higher("client_per_s", "of each client", "1/s");
+/// Children per second over the whole run, of the clients of one host or of all.
+const HOST_RATE: Figure = Figure::higher("host_per_s", "children", "1/s");
 /// Time from the request for a child until its result is checked: the median and the 99th percentile of a client. One
 /// sample per client.
 const CLIENT_MEDIAN: Figure = Figure::lower("client_p50_ms", "median", "ms");
@@ -139,9 +142,16 @@ struct PeakCase {
     workload: String,
     zygotes: bool,
     strategy: String,
+    /// The host whose clients are meant; `None` for all clients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
 }
 
 impl PeakCase {
+    fn of_host(&self, host: &str) -> Self {
+        Self { host: Some(host.to_owned()), ..self.clone() }
+    }
+
     fn zygotes_text(&self) -> &'static str {
         if self.zygotes { "on" } else { "off" }
     }
@@ -183,7 +193,7 @@ impl BenchPeak {
         let mut cases = Vec::new();
         for workload in self.workloads().iter().map(ForkWorkload::name).filter(|name| !failures.contains(name)) {
             for zygotes in self.zygotes().iter().copied() {
-                let case = |strategy| PeakCase { workload: workload.to_owned(), zygotes, strategy };
+                let case = |strategy| PeakCase { workload: workload.to_owned(), zygotes, strategy, host: None };
                 cases.extend(self.strategies().into_iter().map(case));
             }
         }
@@ -192,15 +202,27 @@ impl BenchPeak {
 }
 
 impl Benchmark for BenchPeak {
+    const COMMAND: &'static str = "bench peak";
+    const HOSTS_REFUSAL: Option<&'static str> = None;
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let workloads = self.workloads();
+        let hosts: Vec<String> = run.machines.hosts().into_iter().flat_map(RemoteHosts::names).skip(1).collect();
+        let refuse = |part, reason| Err(BenchError::NotOnHosts { part, reason });
+        if !hosts.is_empty() && workloads.iter().any(ForkWorkload::is_function) {
+            return refuse("Python functions", "their packages are on this machine; choose the workload sparse");
+        }
+        if !hosts.is_empty() && self.zygotes().contains(&false) {
+            return refuse("nodes without zygotes", "their nodes run already; choose --zygotes on");
+        }
         run.expect_steps(self.cases(&FunctionFailures::default()).len());
         let mut samples = FigureSamples::create(&self.samples)?;
         let mut failures = FunctionFailures::default();
         for zygotes in self.zygotes().iter().copied() {
             // Nodes keep the default number of zygotes, or none.
+            let encrypted = run.machines.encrypts_by_default();
             let arguments = node_arguments(&[("--zygotes", (!zygotes).then_some(0))]);
-            let mut cluster = BenchCluster::start_nodes(&run.farfork, self.nodes + 1, true, &arguments).await?;
+            let mut cluster = BenchCluster::start_nodes(&run.machines, self.nodes + 1, encrypted, &arguments).await?;
             for workload in &workloads {
                 if !failures.contains(workload.name()) {
                     let measured = self.measure_workload(&mut cluster, workload, zygotes, &mut samples, run).await;
@@ -209,7 +231,7 @@ impl Benchmark for BenchPeak {
             }
             cluster.stop()?;
         }
-        Ok(self.results(&samples, &failures.require_other(workloads.len())?))
+        Ok(self.results(&samples, &hosts, &failures.require_other(workloads.len())?))
     }
 }
 
@@ -224,11 +246,11 @@ impl BenchPeak {
         run: &BenchRun,
     ) -> Result<(), BenchError> {
         run.show(format!("starting {}", workload.name()))?;
-        let mut parent = workload.start(cluster.machine(), &self.call.options()?)?;
+        let mut parent = workload.start(cluster, &self.call.options()?)?;
         let seed = cluster.prepare(parent.program.pid()).await?.seed;
         let mut measured = Ok(());
         for strategy in self.strategies() {
-            let case = PeakCase { workload: workload.name().to_owned(), zygotes, strategy };
+            let case = PeakCase { workload: workload.name().to_owned(), zygotes, strategy, host: None };
             if measured.is_ok() {
                 measured = self.measure_case(cluster, &mut parent, &seed, &case, samples, run).await;
                 run.complete_step();
@@ -255,7 +277,7 @@ impl BenchPeak {
         }
         let load = ForkLoad {
             nodes: &cluster.nodes()[1..],
-            clients_per_node: self.clients_per_node(parent.resident_kib),
+            clients_per_node: self.clients_per_node(parent.resident_kib, cluster),
             seed,
             task: &parent.task,
             strategy: &case.strategy,
@@ -273,6 +295,16 @@ impl BenchPeak {
         })?;
         for per_s in intervals {
             samples.add(case, INTERVAL_RATE, per_s)?;
+        }
+        let by_host = load.by_host(&clients);
+        if !by_host.is_empty() {
+            samples.add(case, HOST_RATE, by_host.iter().map(|of| of.per_s).sum())?;
+        }
+        for HostForks { host, per_s, p50_ms, p99_ms, .. } in by_host {
+            let of_host = case.of_host(&host);
+            samples.add(&of_host, HOST_RATE, per_s)?;
+            samples.add(&of_host, CLIENT_MEDIAN, p50_ms)?;
+            samples.add(&of_host, CLIENT_P99, p99_ms)?;
         }
         for (index, client) in clients.into_iter().enumerate() {
             run.print_line(&format!(
@@ -293,18 +325,28 @@ impl BenchPeak {
 
     /// The number of clients of the command line, or fewer: each child may copy the whole memory of the parent, and all must
     /// fit into memory.
-    fn clients_per_node(&self, resident_kib: u64) -> usize {
+    fn clients_per_node(&self, resident_kib: u64, cluster: &BenchCluster) -> usize {
+        if cluster.machine().name().is_some() {
+            return self.clients;
+        }
         let available_kib = description::available_mib() as f64 * 1024.0 * MEMORY_PART;
         let fitting = available_kib / (resident_kib.max(1) as f64 * self.nodes as f64);
         (fitting as usize).clamp(1, self.clients)
     }
 
-    fn results(&self, samples: &FigureSamples<PeakCase>, failures: &FunctionFailures) -> BenchResults {
+    /// `hosts` have clients; none on one machine.
+    fn results(
+        &self,
+        samples: &FigureSamples<PeakCase>,
+        hosts: &[String],
+        failures: &FunctionFailures,
+    ) -> BenchResults {
         let cases = self.cases(failures);
         let question = "How many children per second do clients on several nodes fork, with each function?";
         let section = ReportSection::new("peak", "Peak throughput", question)
             .with_table(rate_table(&cases, samples))
-            .with_table(latency_table(&cases, samples));
+            .with_table(latency_table(&cases, samples))
+            .with_table(hosts_table(&cases, hosts, samples));
         let section = cases
             .iter()
             .map(|case| throughput_plot(case, samples))
@@ -371,6 +413,21 @@ fn rate_table(cases: &[PeakCase], samples: &FigureSamples<PeakCase>) -> ReportTa
     table
 }
 
+/// The children of each host with clients, and their sum.
+fn hosts_table(cases: &[PeakCase], hosts: &[String], samples: &FigureSamples<PeakCase>) -> ReportTable {
+    let columns = ["workload", "strategy", "host", HOST_RATE.name, CLIENT_MEDIAN.name, CLIENT_P99.name];
+    let mut table = ReportTable::new("hosts", "Children per second by hosts", &columns);
+    for case in cases {
+        let rows = hosts.iter().map(|host| (host.as_str(), case.of_host(host)));
+        for (name, of) in rows.chain((!hosts.is_empty()).then(|| (SUM_ROW, case.clone()))) {
+            let figures = [HOST_RATE, CLIENT_MEDIAN, CLIENT_P99].map(|figure| samples.cell(&of, figure));
+            let key = [&case.workload, case.strategy_text(), name].map(ReportCell::text);
+            table.add_row(key.into_iter().chain(figures));
+        }
+    }
+    table
+}
+
 fn latency_table(cases: &[PeakCase], samples: &FigureSamples<PeakCase>) -> ReportTable {
     let columns = ["workload", "zygotes", "strategy", CLIENT_MEDIAN.name, CLIENT_P99.name];
     let title = "From the request for a child until its result was checked, of each client";
@@ -415,7 +472,8 @@ mod tests {
     #[test]
     fn the_stable_interval_counts_next_to_the_reference() {
         let plan: BenchPeak = parse_arguments(&["helloworld", "--nodes", "2"]);
-        let case = |zygotes| PeakCase { workload: "helloworld".to_owned(), zygotes, strategy: String::new() };
+        let case =
+            |zygotes| PeakCase { workload: "helloworld".to_owned(), zygotes, strategy: String::new(), host: None };
         let mut samples = FigureSamples::create(&SamplesOption::default()).unwrap();
         for (zygotes, intervals) in [(true, [10.0, 400.0, 402.0, 404.0, 90.0]), (false, [1.0, 50.0, 7.0, 90.0, 2.0])] {
             for per_s in intervals {
@@ -426,7 +484,7 @@ mod tests {
         samples.add(&case(true), CLIENT_MEDIAN, 19.0).unwrap();
         let stable = |zygotes| stable_interval(&case(zygotes), &samples).map(|stable| stable.mean);
         assert_eq!((stable(true), stable(false)), (Some(402.0), None));
-        let results = plan.results(&samples, &FunctionFailures::default());
+        let results = plan.results(&samples, &[], &FunctionFailures::default());
         let (text, document) = (results.to_text(), results.to_json());
         assert!(text.contains("402") && text.contains("50.5") && text.contains("67.5"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");

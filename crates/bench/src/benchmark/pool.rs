@@ -90,9 +90,13 @@ enum PoolMethod {
 }
 
 impl Benchmark for BenchPool {
+    const COMMAND: &'static str = "bench pool";
+    const HOSTS_REFUSAL: Option<&'static str> =
+        Some("it pauses children by their control groups, which only this machine has");
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let arguments = ["--pool".to_owned(), self.pool.to_string()];
-        let mut cluster = BenchCluster::start_nodes(&run.farfork, 1, true, &arguments).await?;
+        let mut cluster = BenchCluster::start_nodes(&run.machines, 1, true, &arguments).await?;
         let mut pool_run = PoolRun::start(self, &mut cluster).await?;
         run.expect_steps(self.runs);
         for _ in 0..self.runs {

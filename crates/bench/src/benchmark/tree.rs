@@ -62,8 +62,11 @@ struct TreeCase {
 }
 
 impl Benchmark for BenchTree {
+    const COMMAND: &'static str = "bench tree";
+    const HOSTS_REFUSAL: Option<&'static str> = None;
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let mut cluster = BenchCluster::start(&run.farfork, true).await?;
+        let mut cluster = BenchCluster::start(&run.machines, run.machines.encrypts_by_default()).await?;
         PROCESS_TREE.install(cluster.machine())?;
         let start = |&processes: &u64| {
             Ok((TreeCase { processes }, ProcessTree::start(cluster.machine(), processes, self.mib, self.shared_mib)?))

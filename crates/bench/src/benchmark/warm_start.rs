@@ -120,10 +120,14 @@ impl BenchWarmStart {
 }
 
 impl Benchmark for BenchWarmStart {
+    const COMMAND: &'static str = "bench warm-start";
+    const HOSTS_REFUSAL: Option<&'static str> =
+        Some("it pauses children by their control groups, which only this machine has");
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let (workloads, options) = (self.workloads(), self.function_options()?);
         let mut samples = FigureSamples::create(&self.samples)?;
-        let mut cluster = BenchCluster::start_nodes(&run.farfork, 1, true, &[]).await?;
+        let mut cluster = BenchCluster::start_nodes(&run.machines, 1, true, &[]).await?;
         // Dropped before the cluster, whose scratch directory it is in.
         let sources: Vec<_> = workloads.iter().filter_map(WarmWorkload::source).collect();
         let mount = |root: &PathBuf| ParentRoot::mount(root, cluster.machine(), &sources, &options);

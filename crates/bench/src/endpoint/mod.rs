@@ -3,6 +3,7 @@
 //! `experiment` starts this program on a machine as `farfork bench process endpoint`, with an `EndpointSpec`. `workload` and `peer` make
 //! and answer the calls.
 
+mod clock;
 pub(crate) mod specification;
 
 use std::io::{self, Read as _, Write as _};
@@ -25,6 +26,8 @@ use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, E
 // - client: `ready`. It waits for one letter, which starts it. Then it prints in each interval
 //   `interval ANSWERS NS ERRORS DAMAGED`, and at its end `done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX`.
 // - acceptor: like a server.
+// - clock: like a server.
+// - clock client: `offset NS ERROR_NS`.
 // - connector: like a client. In each second `interval CONNECTIONS SUM_OF_TIMES`, and at its end
 //   `done CONNECTIONS NS P50 P99 MEAN`.
 
@@ -59,6 +62,8 @@ pub(crate) fn run_endpoint(specification: &str) -> io::Result<()> {
             exit_after(*seconds);
             workload::handshakes::serve(*ip, *threads, credentials.as_ref())
         }
+        EndpointRole::Clock { ip } => clock::serve(*ip),
+        EndpointRole::ClockClient { to } => clock::compare(*to),
         EndpointRole::Connector { to, threads, seconds } => {
             let run = Duration::from_secs_f64(*seconds);
             workload::handshakes::run_client(*to, *threads, run, credentials.as_ref())

@@ -114,6 +114,14 @@ pub(crate) enum EndpointRole {
         next: Option<SocketAddr>,
         message_bytes: usize,
     },
+    /// Answers with the time.
+    Clock {
+        ip: IpAddr,
+    },
+    /// Compares its clock with another one.
+    ClockClient {
+        to: SocketAddr,
+    },
     /// Repeatedly opens a connection, sends one request, and closes the connection.
     Connector {
         to: SocketAddr,

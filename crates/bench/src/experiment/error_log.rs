@@ -4,8 +4,8 @@
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 
-use farfork_cluster::local::LocalNode;
 use serde::{Deserialize, Serialize};
 
 /// The kernel's messages: see Documentation/ABI/testing/dev-kmsg.
@@ -33,31 +33,48 @@ pub(crate) struct LogEnds {
 }
 
 impl LogEnds {
-    /// Reads the ends of the logs of a node of this machine.
-    pub(super) fn read(node: &LocalNode) -> Self {
+    /// Reads the ends of a daemon's log, whose file is `log`, and of the kernel's messages on this machine.
+    pub(super) fn read(log: &Path) -> Self {
         let last = read_kernel_messages().last().map_or(0, |message| message.sequence + 1);
-        Self { daemon: fs::metadata(node.log_path()).map_or(0, |metadata| metadata.len()), kernel: last }
+        Self { daemon: fs::metadata(log).map_or(0, |metadata| metadata.len()), kernel: last }
     }
 
-    /// Finds errors in the logs of a node of this machine.
-    pub(super) fn find_errors(&self, node: &LocalNode) -> Vec<String> {
-        let text = fs::read(node.log_path()).unwrap_or_default();
-        let new = String::from_utf8_lossy(text.get(self.daemon as usize..).unwrap_or_default()).into_owned();
-        let of_daemon: Vec<&str> = new.lines().filter(|line| is_daemon_error(line)).collect();
-        let messages = read_kernel_messages();
-        let messages = messages.iter().filter(|message| message.sequence >= self.kernel);
-        let of_kernel: Vec<&str> = messages.filter_map(|message| message.error.as_deref()).collect();
-        let of_daemon = quote_errors(&format!("the log of {}", node.name), &of_daemon);
+    /// Reads the messages after these ends.
+    pub(super) fn read_new(&self, log: &Path) -> NewMessages {
+        let text = fs::read(log).unwrap_or_default();
+        let new = String::from_utf8_lossy(text.get(self.daemon as usize..).unwrap_or_default());
+        let mut kernel = read_kernel_messages();
+        kernel.retain(|message| message.sequence >= self.kernel);
+        NewMessages { daemon: new.lines().map(str::to_owned).collect(), kernel }
+    }
+}
+
+/// The messages of a run.
+#[derive(Debug)]
+pub(super) struct NewMessages {
+    /// Lines of the daemon's log.
+    pub(super) daemon: Vec<String>,
+    pub(super) kernel: Vec<KernelMessage>,
+}
+
+impl NewMessages {
+    /// Returns a sentence for each log that has errors. `node` is the name of the daemon.
+    pub(super) fn find_errors(node: &str, daemon: &[String], kernel: &[KernelMessage]) -> Vec<String> {
+        let of_daemon: Vec<&str> = daemon.iter().map(String::as_str).filter(|line| is_daemon_error(line)).collect();
+        let errors = kernel.iter().filter(|message| message.is_error);
+        let of_kernel: Vec<&str> = errors.map(|message| message.text.as_str()).collect();
+        let of_daemon = quote_errors(&format!("the log of {node}"), &of_daemon);
         of_daemon.into_iter().chain(quote_errors("the kernel's log", &of_kernel)).collect()
     }
 }
 
 /// A kernel message.
 #[derive(Debug, PartialEq, Eq)]
-struct KernelMessage {
+pub(super) struct KernelMessage {
     sequence: u64,
-    /// Its text, if its level is an error.
-    error: Option<String>,
+    pub(super) text: String,
+    /// Whether its level is an error.
+    is_error: bool,
 }
 
 fn quote_errors(log: &str, errors: &[&str]) -> Option<String> {
@@ -100,7 +117,7 @@ impl KernelMessage {
         let text = text.lines().next()?;
         let is_error = priority & 7 <= KERN_ERR && priority >> 3 == 0;
         let is_harmless = HARMLESS_KERNEL_MESSAGES.iter().any(|harmless| text.contains(harmless));
-        Some(Self { sequence, error: (is_error && !is_harmless).then(|| text.to_owned()) })
+        Some(Self { sequence, text: text.to_owned(), is_error: is_error && !is_harmless })
     }
 }
 
@@ -110,8 +127,8 @@ mod tests {
 
     #[test]
     fn only_errors_of_the_kernel_are_counted() {
-        let error = |message| KernelMessage::parse(message).and_then(|message| message.error);
-        let bad = KernelMessage { sequence: 12, error: Some("bad page".to_owned()) };
+        let error = |message| KernelMessage::parse(message).filter(|message| message.is_error);
+        let bad = KernelMessage { sequence: 12, text: "bad page".to_owned(), is_error: true };
         assert_eq!(KernelMessage::parse("3,12,99,-;bad page\n SUBSYSTEM=mm\n"), Some(bad));
         for harmless in ["6,12,99,-;eth0 up", "4,12,99,-;a warning", "11,12,99,-;a user's error", "nonsense"] {
             assert_eq!(error(harmless), None, "{harmless}");

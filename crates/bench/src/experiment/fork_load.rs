@@ -61,6 +61,18 @@ pub(crate) struct ClientResult {
     pub(crate) p99_ms: f64,
 }
 
+/// The clients of a host in a run.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct HostForks {
+    pub(crate) host: String,
+    pub(crate) children: u64,
+    /// Children per second of its clients.
+    pub(crate) per_s: f64,
+    /// The median of its clients' medians, and the largest 99th percentile of any of them.
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+}
+
 /// The specification of a client.
 #[derive(Debug, Serialize, Deserialize)]
 struct ForkClientSpec {
@@ -108,6 +120,24 @@ impl ForkLoad<'_> {
             }
         }
         clients.iter_mut().map(read_result).collect()
+    }
+
+    /// Adds up the results of the clients of each host. None if the nodes are on this machine.
+    pub(crate) fn by_host(&self, clients: &[ClientResult]) -> Vec<HostForks> {
+        let hosts = self.nodes.iter().enumerate().filter_map(|(index, node)| Some((index, node.machine().name()?)));
+        let of_host = |(index, host): (usize, &str)| {
+            // In the order of `start_clients`.
+            let own = || clients.iter().skip(index).step_by(self.nodes.len());
+            let medians: Vec<f64> = own().map(|client| client.p50_ms).collect();
+            HostForks {
+                host: host.to_owned(),
+                children: own().map(|client| client.children).sum(),
+                per_s: own().map(|client| client.per_s).sum(),
+                p50_ms: Spread::from_samples(&medians).map_or(0.0, |spread| spread.median),
+                p99_ms: own().map(|client| client.p99_ms).fold(0.0, f64::max),
+            }
+        };
+        hosts.map(of_host).collect()
     }
 
     /// Starts the client processes, then makes all of them begin at the same time.

@@ -1,17 +1,20 @@
-//! `BenchCluster`: nodes, two by default, and the measured requests, which use the API like any client.
+//! `BenchCluster`: nodes, two by default, and the measured requests, which use the API like any client (`timed_client`).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{self, exit::How};
 
-use super::node_client::{NodeClient, request_failure};
+use super::node_client::{NodeClient, request_failure, started_child};
 use super::nodes::{ClusterNode, RunningNodes, SIGKILL};
+use super::timed_client::{TimedAnswer, TimedClient};
 use crate::error::{BenchError, ChildEnd};
 use crate::figure::ChildPlace;
 use crate::machine::Machine;
+use crate::machine::program::EmbeddedProgram;
+use crate::machine::source::MachineSource;
 use crate::scratch::SCRATCH_PARENT;
 
 /// Time limit for a pager's report of a working set, which follows the child's end; and the interval of checks.
@@ -22,6 +25,7 @@ const WORKING_SET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct BenchCluster {
     client: NodeClient,
+    timed: TimedClient,
     pub(crate) running: RunningNodes,
 }
 
@@ -41,7 +45,7 @@ pub(crate) struct PreparedSeed {
 #[derive(Debug)]
 pub(crate) struct BenchChild {
     id: String,
-    /// When the request for the child was sent, in ns since 1970.
+    /// When the request for the child was sent, in ns since 1970, by the clock of the child's machine.
     pub(crate) sent_unix_ns: i64,
     /// Time from the sent request to the received answer.
     pub(crate) round_trip: Duration,
@@ -72,22 +76,39 @@ pub(crate) struct SettlingChild {
 }
 
 impl BenchCluster {
-    /// Starts two nodes without zygotes. `farfork` is the program that runs their daemons. With `encrypted`, memory
-    /// transfers are encrypted.
-    pub(crate) async fn start(farfork: &Path, encrypted: bool) -> Result<Self, BenchError> {
+    /// Starts two nodes without zygotes. With `encrypted`, memory transfers are encrypted. Nodes of hosts may have zygotes.
+    pub(crate) async fn start(source: &MachineSource, encrypted: bool) -> Result<Self, BenchError> {
         // Benchmarks with two nodes measure the restore of a child, not the fork of a zygote.
         let arguments = ["--zygotes", "0"].map(str::to_owned);
-        Self::start_nodes(farfork, 2, encrypted, &arguments).await
+        let arguments = if source.hosts().is_some() { &[] } else { &arguments[..] };
+        Self::start_nodes(source, 2, encrypted, arguments).await
     }
 
-    /// Starts this many nodes, with additional arguments.
+    /// Starts this many nodes, with additional arguments. On hosts, connects to the nodes that run there.
+    ///
+    /// # Errors
+    /// On hosts: there are too few, a host has no node, or the arguments would change the nodes.
     pub(crate) async fn start_nodes(
-        farfork: &Path,
+        source: &MachineSource,
         nodes: usize,
         encrypted: bool,
         arguments: &[String],
     ) -> Result<Self, BenchError> {
-        Self::start_nodes_in(Path::new(SCRATCH_PARENT), farfork, nodes, encrypted, arguments).await
+        let Some(machines) = source.first_hosts(nodes)? else {
+            return Self::start_nodes_in(SCRATCH_PARENT.as_ref(), &source.farfork, nodes, encrypted, arguments).await;
+        };
+        let encryption = (encrypted != source.encrypts_by_default())
+            .then(|| format!("--encryption {}", if encrypted { "on" } else { "off" }));
+        match arguments.first().cloned().or(encryption) {
+            Some(option) => Err(BenchError::OptionOfNodes { option }),
+            None => Self::connect(RunningNodes::on_hosts(machines).await?).await,
+        }
+    }
+
+    async fn connect(running: RunningNodes) -> Result<Self, BenchError> {
+        let client = running.connect_when_all_alive(0).await?;
+        let timed = TimedClient::of_node(&running.nodes()[0], &client)?;
+        Ok(Self { client, timed, running })
     }
 
     /// Starts nodes whose files are in this directory.
@@ -101,12 +122,19 @@ impl BenchCluster {
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let name = format!("bench-{}-{}", std::process::id(), CLUSTERS.fetch_add(1, Ordering::Relaxed));
         let running = RunningNodes::start(parent, &name, farfork, nodes, encrypted, arguments)?;
-        Ok(Self { client: running.connect_when_all_alive(0).await?, running })
+        Self::connect(running).await
     }
 
     /// The nodes. The first one owns the seeds.
     pub(crate) fn nodes(&self) -> &[ClusterNode] {
         self.running.nodes()
+    }
+
+    /// Installs the program of a parent. Its children need it on their own hosts, too.
+    pub(crate) fn install(&self, program: &EmbeddedProgram) -> Result<(), BenchError> {
+        let is_local = self.machine().name().is_none();
+        let machines = self.nodes().iter().take(if is_local { 1 } else { usize::MAX });
+        machines.map(ClusterNode::machine).try_for_each(|machine| program.install(machine))
     }
 
     /// The machine of the first node.
@@ -118,6 +146,7 @@ impl BenchCluster {
     /// thread answers no keep-alive probes, so the node closes the connection.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
         self.client = self.running.connect_when_all_alive(0).await?;
+        self.timed.reconnect(&self.client);
         Ok(())
     }
 
@@ -132,10 +161,14 @@ impl BenchCluster {
     /// Makes a seed on the first node.
     pub(crate) async fn prepare(&mut self, pid: u32) -> Result<PreparedSeed, BenchError> {
         let request = v1::PrepareRequest { pid, ..Default::default() };
-        let sent = Instant::now();
-        let seed = self.client.prepare(request).await?;
-        let round_trip = sent.elapsed();
+        let TimedAnswer { round_trip_ns, message: seed, .. } = self.timed.prepare(request).await?;
+        let round_trip = Duration::from_nanos(round_trip_ns);
         Ok(PreparedSeed { pause_us: seed.pause_us, node_us: seed.prepare_us, round_trip, seed: seed.id })
+    }
+
+    /// Has a seed dropped at the end of the run that a program is about to make, if the nodes continue after the run.
+    pub(crate) fn drop_at_end(&mut self, seed: &str) -> Result<(), BenchError> {
+        self.timed.drop_at_end(seed)
     }
 
     /// Drops a seed.
@@ -280,10 +313,24 @@ impl BenchCluster {
             profile: wanted.profile,
             ..Default::default()
         };
-        let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let (child, phases) = self.client.fork_one(request).await?;
-        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok(BenchChild { id: child.id, sent_unix_ns, round_trip: sent.elapsed(), output: String::new(), phases })
+        let TimedAnswer { sent_unix_ns, round_trip_ns, message } = self.timed.fork(request).await?;
+        let v1::ForkOutcome { result, phases, .. } = message;
+        let (id, round_trip) = (started_child(result, seed)?.id, Duration::from_nanos(round_trip_ns));
+        let sent_unix_ns = sent_unix_ns + self.node(place).clock.ns;
+        Ok(BenchChild { id, sent_unix_ns, round_trip, output: String::new(), phases })
+    }
+
+    /// A sentence for each node whose clock may differ from the first one's.
+    pub(crate) fn clock_notes(&self) -> Vec<String> {
+        let others = self.nodes().iter().skip(1).filter(|node| node.machine().name().is_some());
+        let note = |node: &ClusterNode| {
+            let [ahead_us, error_us] = [node.clock.ns, node.clock.error_ns].map(|ns| ns as f64 / 1e3);
+            let (name, first) = (&node.name, &self.nodes()[0].name);
+            format!(
+                "The clock of {name} is {ahead_us:.0} ± {error_us:.0} µs ahead of the clock of {first}. Times are corrected."
+            )
+        };
+        others.map(note).collect()
     }
 
     fn node(&self, place: ChildPlace) -> &ClusterNode {

@@ -37,11 +37,23 @@ impl NodeClient {
         &mut self.client
     }
 
-    /// The number of nodes that the node sees alive.
-    pub(crate) async fn count_alive_nodes(&mut self) -> Result<usize, Failure> {
+    /// The names of the nodes that the node sees alive.
+    pub(crate) async fn list_alive_nodes(&mut self) -> Result<Vec<String>, Failure> {
         let answer = self.client.list_nodes(self.limited(v1::ListNodesRequest {})).await;
         let nodes = answer.map_err(request_failure("the list of nodes"))?.into_inner().nodes;
-        Ok(nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count())
+        let alive = nodes.into_iter().filter(|node| node.state() == v1::NodeState::Alive);
+        Ok(alive.map(|node| node.name).collect())
+    }
+
+    /// The ids of the seeds and of the living children of the node.
+    pub(super) async fn list_own_objects(&mut self) -> Result<Vec<String>, Failure> {
+        let request = || v1::ListRequest { this_node_only: true, living_only: true };
+        let seeds = self.client.list_seeds(self.limited(request())).await;
+        let seeds = seeds.map_err(request_failure("the list of seeds"))?.into_inner().seeds;
+        let children = self.client.list_children(self.limited(request())).await;
+        let children = children.map_err(request_failure("the list of children"))?.into_inner().children;
+        let seeds = seeds.into_iter().map(|seed| format!("seed {}", seed.id));
+        Ok(seeds.chain(children.into_iter().map(|child| format!("child {}", child.id))).collect())
     }
 
     /// Makes a seed of a process of the node's machine.
@@ -61,11 +73,16 @@ impl NodeClient {
         Ok(self.client.fork(self.limited(request)).await.map_err(request_failure(object))?.into_inner())
     }
 
-    /// Forks one child. Returns it, and the phases of its start.
-    pub(crate) async fn fork_one(&mut self, request: v1::ForkRequest) -> Result<(v1::Child, Vec<v1::Phase>), Failure> {
+    /// Forks one child.
+    pub(crate) async fn fork_one(&mut self, request: v1::ForkRequest) -> Result<v1::Child, Failure> {
         let seed = request.seed.clone();
-        let outcome = self.fork(request).await?.message().await.map_err(request_failure(&seed))?.unwrap_or_default();
-        started_child(outcome.result, &seed).map(|child| (child, outcome.phases))
+        started_child(self.fork_outcome(request).await?.result, &seed)
+    }
+
+    /// Requests one child. The outcome has the child or an error, and the phases of the start.
+    pub(crate) async fn fork_outcome(&mut self, request: v1::ForkRequest) -> Result<v1::ForkOutcome, Failure> {
+        let seed = request.seed.clone();
+        Ok(self.fork(request).await?.message().await.map_err(request_failure(&seed))?.unwrap_or_default())
     }
 
     /// Inspects a seed, a child or a node.

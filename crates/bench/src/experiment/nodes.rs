@@ -1,6 +1,8 @@
 //! `RunningNodes`: the nodes of a run, each on its machine. A run connects to them, kills and stops their processes, cuts
-//! their links, and observes them (`observer`). Only this module knows that they are a local cluster.
+//! their links, and observes them (`observer`). Only this module knows whether they are a local cluster, or nodes that run on
+//! hosts and continue after the run.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,9 +14,11 @@ use super::error_log::LogEnds;
 use super::leak_check::{ResourceCount, ResourceCounts};
 use super::node_client::NodeClient;
 use super::observer::{self, NodeProcess, ObservedNode, ObserverRequest, ProcessMemory};
+use crate::endpoint::specification::{EndpointRole, EndpointSpec, RpcSystem};
 use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::machine::namespace::NamespaceMachine;
+use crate::machine::remote::RemoteMachine;
 use crate::scratch::{CLUSTER_DIRECTORY, ScratchDirectory};
 
 /// Time limit for the nodes to discover each other, which takes a few heartbeats, on a busy machine.
@@ -46,6 +50,32 @@ pub(crate) struct ClusterNode {
     machine: Box<dyn Machine>,
     /// The socket of the node's API, for programs of its machine.
     pub(crate) socket: PathBuf,
+    /// The same for this process.
+    api: PathBuf,
+    /// How far the clock of its machine is ahead of the first node's.
+    pub(crate) clock: ClockOffset,
+}
+
+/// The difference of two clocks.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ClockOffset {
+    pub(crate) ns: i64,
+    /// Half of the time of a question and its answer.
+    pub(crate) error_ns: i64,
+}
+
+impl ClockOffset {
+    /// Compares the clock of a machine with the clock of `first`.
+    fn measure(first: &dyn Machine, machine: &dyn Machine) -> Result<Self, BenchError> {
+        let start = |machine: &dyn Machine, role| {
+            machine.start_process("clock", "endpoint", &EndpointSpec::new(RpcSystem::Farfork, role))
+        };
+        let mut server = start(first, EndpointRole::Clock { ip: first.address() })?;
+        let [port] = server.read_answer("listening")?;
+        let to = SocketAddr::new(first.address(), port as u16);
+        let [ns, error_ns] = start(machine, EndpointRole::ClockClient { to })?.read_answer("offset")?;
+        Ok(Self { ns, error_ns })
+    }
 }
 
 impl ClusterNode {
@@ -55,7 +85,7 @@ impl ClusterNode {
 
     /// Makes a new connection to the node's API.
     pub(crate) async fn connect(&self) -> Result<NodeClient, Failure> {
-        NodeClient::connect(&self.socket).await
+        NodeClient::connect(&self.api).await
     }
 }
 
@@ -64,9 +94,10 @@ impl ClusterNode {
 pub(crate) struct RunningNodes {
     // Dropped before their files.
     nodes: Vec<ClusterNode>,
-    /// `None` after the stop.
+    /// `None` after the stop, and for nodes of hosts.
     local: Option<LocalCluster>,
-    scratch: ScratchDirectory,
+    /// `None` for nodes of hosts.
+    scratch: Option<ScratchDirectory>,
 }
 
 impl RunningNodes {
@@ -85,13 +116,39 @@ impl RunningNodes {
         let encryption = ["--encryption", if encrypted { "on" } else { "off" }].map(str::to_owned);
         let arguments = arguments.into_iter().map(|argument| argument.as_ref().to_owned());
         config.node_arguments = encryption.into_iter().chain(arguments).collect();
-        let local = Some(LocalCluster::up(&config, &mut |_| ())?);
-        let mut running = Self { nodes: Vec::new(), local, scratch };
-        for node in running.local.iter().flat_map(LocalCluster::nodes) {
-            let machine = Box::new(NamespaceMachine::of_node(node, running.scratch.path(), farfork)?);
-            running.nodes.push(ClusterNode { name: node.name.clone(), machine, socket: node.socket.clone() });
+        let local = LocalCluster::up(&config, &mut |_| ())?;
+        let started = local.nodes().to_vec();
+        let parent = scratch.path().to_owned();
+        let mut running = Self { nodes: Vec::new(), local: Some(local), scratch: Some(scratch) };
+        for node in started {
+            let machine = Box::new(NamespaceMachine::of_node(&node, &parent, farfork)?);
+            let (name, api, socket, clock) = (node.name, node.socket.clone(), node.socket, ClockOffset::default());
+            running.nodes.push(ClusterNode { name, machine, api, socket, clock });
         }
         Ok(running)
+    }
+
+    /// The nodes that run on hosts.
+    ///
+    /// # Errors
+    /// [`BenchError::NoNode`].
+    pub(crate) async fn on_hosts(machines: Vec<RemoteMachine>) -> Result<Self, BenchError> {
+        let mut nodes: Vec<ClusterNode> = Vec::new();
+        for machine in machines {
+            let (name, socket, api) =
+                (machine.host_name().to_owned(), machine.node_socket(), machine.forwarded_socket());
+            let first = nodes.first().map(ClusterNode::machine);
+            let clock = first.map(|first| ClockOffset::measure(first, &machine)).transpose()?.unwrap_or_default();
+            let node = ClusterNode { name, socket, api, clock, machine: Box::new(machine) };
+            let missing = |cause| {
+                let (host, socket) = (node.name.clone(), node.socket.clone());
+                BenchError::NoNode { host, socket, cause }
+            };
+            // ssh accepts a connection to a socket that does not exist on the host, and closes it.
+            node.connect().await.map_err(missing)?.list_alive_nodes().await.map_err(missing)?;
+            nodes.push(node);
+        }
+        Ok(Self { nodes, local: None, scratch: None })
     }
 
     /// The nodes. None after the stop.
@@ -103,14 +160,16 @@ impl RunningNodes {
     pub(crate) async fn connect_when_all_alive(&self, node: usize) -> Result<NodeClient, BenchError> {
         let mut client = self.nodes[node].connect().await?;
         let give_up = Instant::now() + DISCOVERY_LIMIT;
-        while client.count_alive_nodes().await? != self.nodes.len() {
+        loop {
+            let alive = client.list_alive_nodes().await?;
+            let Some(missing) = self.nodes.iter().find(|node| !alive.contains(&node.name)) else { return Ok(client) };
             if Instant::now() >= give_up {
-                let (seconds, run_dir) = (DISCOVERY_LIMIT.as_secs(), self.scratch.path().to_owned());
-                return Err(BenchError::NodesNotConnected { seconds, run_dir });
+                let names = [&self.nodes[node].name, &missing.name].map(Clone::clone);
+                let log = self.scratch.as_ref().map(|scratch| scratch.path().join(CLUSTER_DIRECTORY));
+                return Err(BenchError::NodesNotConnected { names, seconds: DISCOVERY_LIMIT.as_secs(), log });
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-        Ok(client)
     }
 
     /// Kills the daemon of a node.
@@ -166,8 +225,13 @@ impl RunningNodes {
         }
     }
 
+    /// None for nodes of hosts, which `host_report` observes.
     fn count_resources(&self) -> Result<Vec<ResourceCounts>, BenchError> {
-        (0..self.nodes.len()).map(|node| self.observe(node, ObserverRequest::Resources)).collect()
+        self.local_indices().map(|node| self.observe(node, ObserverRequest::Resources)).collect()
+    }
+
+    fn local_indices(&self) -> std::ops::Range<usize> {
+        0..if self.local.is_some() { self.nodes.len() } else { 0 }
     }
 
     /// Observes a node from the inside of its machine.
@@ -182,9 +246,9 @@ impl RunningNodes {
         self.observe(index, ObserverRequest::Memory { pid })
     }
 
-    /// The ends of the logs of all nodes.
+    /// The ends of the logs of all nodes; none for nodes of hosts.
     pub(crate) fn log_ends(&self) -> Result<Vec<LogEnds>, BenchError> {
-        (0..self.nodes.len()).map(|node| self.observe(node, ObserverRequest::LogEnds)).collect()
+        self.local_indices().map(|node| self.observe(node, ObserverRequest::LogEnds)).collect()
     }
 
     /// Returns a sentence for each log that has errors after these ends. Nodes of one machine have the same kernel.
@@ -207,7 +271,7 @@ impl RunningNodes {
         let Some(local) = self.local.take() else { return Ok(Vec::new()) };
         let nodes: Vec<LocalNode> = local.nodes().to_vec();
         // If they cannot be removed completely, keep the files that list the rest.
-        local.down().inspect_err(|_| self.scratch.keep())?;
+        local.down().inspect_err(|_| self.scratch.iter_mut().for_each(ScratchDirectory::keep))?;
         Ok(observer::find_leftovers(&nodes))
     }
 }

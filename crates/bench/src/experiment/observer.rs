@@ -10,7 +10,7 @@ use farfork_sys::process::{ProcStat, ResidentMemory, read_text};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::error_log::LogEnds;
+use super::error_log::{LogEnds, NewMessages};
 use super::leak_check::ResourceCounts;
 use crate::endpoint::print_line;
 
@@ -64,8 +64,11 @@ pub(crate) fn run_observer(specification: &str) -> io::Result<()> {
     let ObservedNode { node, observation } = serde_json::from_str(specification)?;
     let result = match observation {
         ObserverRequest::Resources => json!(ResourceCounts::of_node(&node)),
-        ObserverRequest::LogEnds => json!(LogEnds::read(&node)),
-        ObserverRequest::LogErrors(begin) => json!(begin.find_errors(&node)),
+        ObserverRequest::LogEnds => json!(LogEnds::read(&node.log_path())),
+        ObserverRequest::LogErrors(begin) => {
+            let NewMessages { daemon, kernel } = begin.read_new(&node.log_path());
+            json!(NewMessages::find_errors(&node.name, &daemon, &kernel))
+        }
         ObserverRequest::Memory { pid } => json!(ProcessMemory::read(pid)?),
         ObserverRequest::Signal { processes, signals } => json!(send_signals(&node, &processes, &signals)?),
     };

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::process::Command;
 use std::time::SystemTime;
 
 use farfork_trust::{NODE_VALID, Role, TrustDirectory, member};
@@ -15,6 +16,7 @@ use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::machine::namespace::NamespaceMachine;
 use crate::machine::program::RunningProgram;
+use crate::machine::source::MachineSource;
 use crate::scratch::{SCRATCH_PARENT, ScratchDirectory};
 
 /// The protection of the connections of a case.
@@ -34,22 +36,31 @@ pub(crate) enum ConnectionSecurity {
 pub(crate) struct Testbed {
     server: Box<dyn Machine>,
     clients: Vec<Box<dyn Machine>>,
-    // Dropped last, because the files of the machines are in it.
-    _scratch: ScratchDirectory,
+    // Dropped last, because the files of the machines are in it. `None` for hosts, which have their own directories.
+    _scratch: Option<ScratchDirectory>,
 }
 
 /// The directory of a machine's credentials, in its scratch directory.
 const TRUST: &str = "trust";
 
 impl Testbed {
-    /// Makes a server and `clients` clients, each of which has credentials.
-    pub(crate) fn new(farfork: &Path, clients: usize) -> Result<Self, BenchError> {
-        let scratch = ScratchDirectory::create(SCRATCH_PARENT.as_ref(), farfork)?;
-        let (server, clients) = NamespaceMachine::server_and_clients(clients, scratch.path(), farfork)?;
-        let clients = clients.into_iter().map(|client| Box::new(client) as Box<dyn Machine>).collect();
-        let testbed = Self { server: Box::new(server), clients, _scratch: scratch };
+    /// Makes a server and `clients` clients, each of which has credentials. On hosts, the first one is the server.
+    pub(crate) fn new(source: &MachineSource, clients: usize) -> Result<Self, BenchError> {
+        let testbed = match source.first_hosts(clients + 1)? {
+            Some(mut machines) => Self::of_machines(machines.remove(0), machines, None),
+            None => {
+                let scratch = ScratchDirectory::create(SCRATCH_PARENT.as_ref(), &source.farfork)?;
+                let (server, clients) = NamespaceMachine::server_and_clients(clients, scratch.path(), &source.farfork)?;
+                Self::of_machines(server, clients, Some(scratch))
+            }
+        };
         testbed.create_cluster()?;
         Ok(testbed)
+    }
+
+    fn of_machines<M: Machine + 'static>(server: M, clients: Vec<M>, scratch: Option<ScratchDirectory>) -> Self {
+        let clients = clients.into_iter().map(|client| Box::new(client) as Box<dyn Machine>).collect();
+        Self { server: Box::new(server), clients, _scratch: scratch }
     }
 
     /// Creates a cluster of two members. All clients are the same member.
@@ -79,6 +90,23 @@ impl Testbed {
     /// The first `count` clients.
     pub(crate) fn clients(&self, count: usize) -> impl Iterator<Item = &dyn Machine> {
         self.clients[..count].iter().map(AsRef::as_ref)
+    }
+
+    /// The names of the first `count` clients; none if they are parts of this machine.
+    pub(crate) fn client_hosts(&self, count: usize) -> Vec<String> {
+        self.clients(count).filter_map(|client| client.name().map(str::to_owned)).collect()
+    }
+
+    /// Whether server and clients share the CPUs of this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        self.server.name().is_none()
+    }
+
+    /// The number of CPUs of the server.
+    pub(crate) fn server_processors(&self) -> Result<usize, BenchError> {
+        let output = self.server().run("nproc", &Command::new("nproc"), &[])?;
+        let count = String::from_utf8_lossy(&output).trim().parse();
+        count.map_err(|error| BenchError::Program { program: "nproc", cause: io::Error::other(error) })
     }
 
     /// All machines.

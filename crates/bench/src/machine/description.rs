@@ -4,12 +4,12 @@ use std::fs;
 use std::sync::OnceLock;
 
 use farfork_sys::system_memory::SystemMemory;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 
 /// The properties of a machine that its figures depend on.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct MachineDescription {
     kernel: String,
     processor: String,

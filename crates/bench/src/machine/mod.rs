@@ -1,9 +1,12 @@
-//! `Machine`: the interface by which experiments use the machines of a run. `program` has running programs, `namespace` the
-//! only kind of machine at present, and `description` the hardware that figures depend on.
+//! `Machine`: the interface by which experiments use the machines of a run. `namespace` and `remote` are the kinds of machines.
+//! `source` makes them,
+//! `program` has running programs, and `description` the hardware that figures depend on.
 
 pub(crate) mod description;
 pub(crate) mod namespace;
 pub(crate) mod program;
+pub(crate) mod remote;
+pub(crate) mod source;
 
 use std::env;
 use std::fmt::Debug;
@@ -35,7 +38,7 @@ use crate::error::BenchError;
 /// of a machine. A path, a process id and an address belong to a machine: an experiment passes them to programs of that
 /// machine, and to the API of its node.
 ///
-/// A machine needs only a way to run a program there. The rest follows from it: install(1) writes files, cat(1) reads them,
+/// A machine needs only a way to run a program there. The rest follows from it: cat(1) writes and reads files,
 /// and processes of the benchmark observe a machine from the inside (`experiment/observer.rs`).
 ///
 /// A `Command` that a method receives describes a program: its arguments, environment and directory. Nothing else of it is
@@ -44,6 +47,11 @@ pub(crate) trait Machine: Debug {
     /// Returns the command of the coordinator that runs a program on this machine. Input, output and exit status of the
     /// command are those of the program. The end of the command ends the program.
     fn command(&self, program: &Command) -> Command;
+
+    /// The name of the host; `None` for a machine that is a part of the coordinator's.
+    fn name(&self) -> Option<&str> {
+        None
+    }
 
     /// The address at which the other machines reach the programs of this machine.
     fn address(&self) -> IpAddr;
@@ -54,6 +62,11 @@ pub(crate) trait Machine: Debug {
     /// The program `farfork` on this machine.
     fn farfork(&self) -> &Path;
 }
+
+/// Writes the standard input to file $2 with mode $1. install(1) could not open a standard input that is a socket, which
+/// sshd(8) makes.
+const WRITE_SCRIPT: &str =
+    r#"umask 022 && mkdir -p -- "$(dirname -- "$2")" && umask 077 && cat >"$2" && chmod "$1" -- "$2""#;
 
 /// Makes a command of which `program` is the last arguments. It has the environment and the directory of `program`, by
 /// default `/`.
@@ -117,7 +130,8 @@ impl dyn Machine + '_ {
     /// # Errors
     /// It cannot be executed, or fails: the cause is its error text.
     pub(crate) fn run(&self, name: &'static str, program: &Command, input: &[u8]) -> Result<Vec<u8>, BenchError> {
-        self.run_program(program, input).map_err(|cause| BenchError::Program { program: name, cause })
+        let failed = |cause| BenchError::Program { program: name, cause }.on_machine(self.name());
+        self.run_program(program, input).map_err(failed)
     }
 
     fn run_program(&self, program: &Command, input: &[u8]) -> io::Result<Vec<u8>> {
@@ -147,11 +161,11 @@ impl dyn Machine + '_ {
     /// The file cannot be written.
     pub(crate) fn write_file(&self, path: impl AsRef<Path>, mode: &str, content: &[u8]) -> Result<PathBuf, BenchError> {
         let path = self.scratch().join(path);
-        let mut command = Command::new("install");
-        command.args(["-D", "-m", mode, "/dev/stdin"]).arg(&path);
+        let mut command = Command::new("sh");
+        command.args(["-c", WRITE_SCRIPT, "sh", mode]).arg(&path);
         match self.run_program(&command, content) {
             Ok(_) => Ok(path),
-            Err(cause) => Err(BenchError::File { path, cause }),
+            Err(cause) => Err(BenchError::File { path, cause }.on_machine(self.name())),
         }
     }
 }

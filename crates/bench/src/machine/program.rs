@@ -55,6 +55,8 @@ impl EmbeddedProgram {
 #[derive(Debug)]
 pub(crate) struct RunningProgram {
     name: &'static str,
+    /// The name of its machine, if that is a host.
+    host: Option<String>,
     pid: u32,
     /// The process of this machine whose end ends the program.
     process: Child,
@@ -77,10 +79,12 @@ impl RunningProgram {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|cause| BenchError::Program { program: name, cause })?;
+            .map_err(|cause| BenchError::Program { program: name, cause }.on_machine(machine.name()))?;
         let input = process.stdin.take().expect("a pipe");
         let output = BufReader::new(process.stdout.take().expect("a pipe"));
-        let mut started = Self { name, pid: 0, process, input, output, kills_forks: false, answer_limit: None };
+        let host = machine.name().map(str::to_owned);
+        let (pid, kills_forks, answer_limit) = Default::default();
+        let mut started = Self { name, host, pid, process, input, output, kills_forks, answer_limit };
         let [pid] = started.read_answer("pid")?;
         started.pid = u32::try_from(pid).unwrap_or(0);
         Ok(started)
@@ -146,6 +150,21 @@ impl RunningProgram {
     /// [`BenchError::Interrupted`] after a signal, [`BenchError::NoAnswer`] after the limit, [`BenchError::ProgramEnded`] if the program ended without an answer,
     /// and the errors of [`parse_numbers`].
     pub(crate) fn read_answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
+        self.read_numbers(word).map_err(|error| match error {
+            BenchError::Interrupted => error,
+            error => error.on_machine(self.host.as_deref()),
+        })
+    }
+
+    fn read_numbers<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
+        parse_numbers(self.name, &self.read_line()?, word)
+    }
+
+    /// Reads the next line.
+    ///
+    /// # Errors
+    /// As [`Self::read_answer`].
+    pub(crate) fn read_line(&mut self) -> Result<String, BenchError> {
         self.wait_for_output()?;
         let mut line = String::new();
         let read = self.output.read_line(&mut line);
@@ -156,7 +175,7 @@ impl RunningProgram {
             self.kill();
             return Err(BenchError::ProgramEnded { program, status: self.process.wait().map_err(failed)? });
         }
-        parse_numbers(program, &line, word)
+        Ok(line)
     }
 
     /// Waits a short time for the program, which has closed its output: its own end explains more than a kill.

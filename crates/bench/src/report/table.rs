@@ -58,6 +58,9 @@ pub(crate) struct ReportFigure {
     pub(crate) farfork_ratio: Option<f64>,
 }
 
+/// The name of the row of all hosts together, in a table by hosts. For a time, it has the slowest one.
+pub(crate) const SUM_ROW: &str = "all";
+
 impl ReportTable {
     pub(crate) fn new(id: &str, title: impl Into<String>, columns: &[&str]) -> Self {
         let columns = columns.iter().map(|&column| column.to_owned()).collect();

@@ -2,20 +2,22 @@
 //! after another, for a given time. Then the run is judged: leftovers are counted, and logs are searched for errors.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
 use farfork_terminal::interrupt::InterruptFlag;
-use farfork_terminal::{output, privilege};
+use farfork_terminal::output;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{IntervalRates, REFERENCE_NOTE, until_interrupt, verdict, with_verdict};
+use super::{IntervalRates, REFERENCE_NOTE, hosts_table, until_interrupt, verdict, with_verdict};
+use crate::GlobalArgs;
 use crate::error::BenchError;
-use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad};
+use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, HostForks};
+use crate::experiment::host_report::{HostReport, with_hosts};
 use crate::experiment::leak_check::ResourceCount;
 use crate::experiment::local_cluster::BenchCluster;
+use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 use crate::options::{EncryptionOption, FunctionCallArgs, NodeOptions, count, parse_seconds, size};
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::ReportSection;
@@ -24,11 +26,13 @@ use crate::samples::Spread;
 use crate::workload::fork_workload::ForkWorkload;
 use crate::workload::functions::failures::FunctionFailures;
 use crate::workload::functions::{FunctionOptions, FunctionSource};
-use crate::{GlobalArgs, machine};
 
 /// The sizes of MITOSIS's published stress tests: ten machines with twelve clients each, and the machine of the parent.
 const DOCUMENT_NODES: usize = 11;
 const DOCUMENT_CLIENTS: usize = 12;
+
+/// Why functions are not run on hosts.
+const FUNCTIONS_REFUSAL: &str = "the packages of Python functions are on this machine";
 
 /// Fork children of one parent from client processes on several nodes, and judge the outcome.
 ///
@@ -55,9 +59,9 @@ pub(crate) struct StressFork {
 }
 
 impl StressFork {
-    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let plan = self.load.plan(ForkWorkload::Sparse { mib: self.mib }, FunctionOptions::default());
-        run_stress(global, &[plan])
+        run_stress("stress fork", hosts, global, &[plan])
     }
 }
 
@@ -86,13 +90,13 @@ pub(crate) struct StressFunctions {
 }
 
 impl StressFunctions {
-    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let options = self.call.options()?;
         let functions = FunctionSource::distinct_or_embedded(self.functions);
         let workload = |source| ForkWorkload::Function { source, payload: self.call.payload.clone() };
         let plans: Vec<_> =
             functions.into_iter().map(|source| self.load.plan(workload(source), options.clone())).collect();
-        run_stress(global, &plans)
+        run_stress("stress functions", hosts, global, &plans)
     }
 }
 
@@ -167,6 +171,9 @@ struct StressForkOutcome {
     p99_ms: f64,
     /// The longest time of any client without an answer, in ms.
     longest_gap_ms: f64,
+    /// The clients of each host; empty on one machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hosts: Vec<HostForks>,
     /// The nodes' resources before and after.
     counts: Vec<ResourceCount>,
     /// Reasons why the run has failed; empty if it passed.
@@ -197,9 +204,16 @@ impl StressForkOutcome {
 ///
 /// # Errors
 /// A run cannot be started for a reason other than its function, or no run was started: the error of the first.
-fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) -> anyhow::Result<ExitCode> {
-    privilege::require_root("it traces a process, and makes namespaces and control groups")?;
-    let farfork = machine::find_farfork()?;
+fn run_stress(
+    command: &'static str,
+    hosts: &HostOptions,
+    global: &GlobalArgs,
+    plans: &[StressForkParameters],
+) -> anyhow::Result<ExitCode> {
+    let root_reason = "it traces a process, and makes namespaces and control groups";
+    let hosts_refusal = plans.iter().any(|plan| plan.workload.is_function()).then_some(FUNCTIONS_REFUSAL);
+    let needs = MachineNeeds { command, root_reason, hosts_refusal };
+    let source = MachineSource::open(hosts, needs, global)?;
     let interruption = InterruptFlag::watch()?;
     let mut show = |outcome: &StressForkOutcome| {
         if !global.json {
@@ -209,13 +223,15 @@ fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) -> anyhow::Re
         until_interrupt(&interruption)
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (mut outcomes, mut failures) = (Vec::new(), FunctionFailures::default());
+    let (mut outcomes, mut failures, mut reports) = (Vec::new(), FunctionFailures::default(), Vec::new());
     for plan in plans {
         if !global.json && plans.len() > 1 {
             output::print_line(&format!("== {}", plan.workload.name()));
         }
-        let outcome = runtime.block_on(stress_fork(plan, &farfork, &mut show));
-        let Some(outcome) = failures.record(plan.workload.name(), outcome)? else { continue };
+        let outcome = runtime.block_on(stress_fork(plan, &source, &mut show));
+        let Some(mut outcome) = failures.record(plan.workload.name(), outcome)? else { continue };
+        reports = source.report_hosts()?;
+        outcome.faults.extend(reports.iter().flat_map(HostReport::faults));
         if !global.json {
             output::print_line(&outcome_text(plan, &outcome));
         }
@@ -223,7 +239,7 @@ fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) -> anyhow::Re
     }
     let failures = failures.require_other(plans.len())?;
     if global.json {
-        output::print_json(&stress_document(&outcomes, &failures));
+        output::print_json(&stress_document(&outcomes, &failures, &reports));
     } else {
         failures.sentences().for_each(|sentence| output::print_line(&sentence));
     }
@@ -233,13 +249,21 @@ fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) -> anyhow::Re
 
 /// Makes the document for scripts. The keys of a single run are at the top level, and several runs are in the list
 /// `runs`, next to the list `failures`. Both forms have the key `section`: the section of a report about these runs.
-fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)], failures: &FunctionFailures) -> Value {
+/// With hosts, `hosts` has their reports.
+fn stress_document(
+    outcomes: &[(&StressForkParameters, StressForkOutcome)],
+    failures: &FunctionFailures,
+    reports: &[HostReport],
+) -> Value {
     let run = |(plan, outcome): &(&StressForkParameters, StressForkOutcome)| json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome });
     let mut document = match outcomes {
         [only] if failures.is_empty() => run(only),
         all => json!({ "runs": all.iter().map(run).collect::<Vec<_>>(), "failures": failures.to_json() }),
     };
-    document["section"] = json!(outcomes_section(outcomes));
+    document["section"] = json!(with_hosts(outcomes_section(outcomes), reports));
+    if !reports.is_empty() {
+        document["hosts"] = json!(reports);
+    }
     document
 }
 
@@ -255,6 +279,9 @@ fn outcome_text(plan: &StressForkParameters, outcome: &StressForkOutcome) -> Str
     let StressForkOutcome { children, per_s, p50_ms, p99_ms, longest_gap_ms, .. } = outcome;
     let mut lines: Vec<String> = outcome.faults.iter().map(|fault| format!("FAULT: {fault}")).collect();
     let (_, verdict) = verdict(outcome.has_passed());
+    lines.extend(outcome.hosts.iter().map(|HostForks { host, children, per_s, p50_ms, .. }| {
+        format!("{host}: {children} children, {per_s:.1} a second; median {p50_ms:.1} ms")
+    }));
     lines.push(format!(
         "{verdict}: {children} children, {per_s:.1} a second; from call to answer: median {p50_ms:.1} ms, \
          p99 of the slowest client {p99_ms:.1} ms; at most {longest_gap_ms:.0} ms without an answer"
@@ -274,12 +301,12 @@ fn outcome_text(plan: &StressForkParameters, outcome: &StressForkOutcome) -> Str
 /// The run cannot be started. A failure of a client is in the outcome.
 async fn stress_fork(
     plan: &StressForkParameters,
-    farfork: &Path,
+    source: &MachineSource,
     show: &mut dyn FnMut(&StressForkOutcome) -> ControlFlow<()>,
 ) -> Result<StressForkOutcome, BenchError> {
     let (encrypted, arguments) = (plan.load.encryption.encrypted, plan.load.node_options.arguments());
-    let mut cluster = BenchCluster::start_nodes(farfork, plan.load.nodes, encrypted, &arguments).await?;
-    let parent = plan.workload.start(cluster.machine(), &plan.function_options)?;
+    let mut cluster = BenchCluster::start_nodes(source, plan.load.nodes, encrypted, &arguments).await?;
+    let parent = plan.workload.start(&cluster, &plan.function_options)?;
     let seed = cluster.prepare(parent.program.pid()).await?.seed;
     let load = ForkLoad {
         nodes: &cluster.nodes()[plan.parent_nodes..],
@@ -327,6 +354,7 @@ fn run_load(
         outcome.intervals_per_s.push(interval.per_s);
         show(outcome)
     })?;
+    outcome.hosts = load.by_host(&results);
     outcome.children = results.iter().map(|client| client.children).sum();
     outcome.per_s = results.iter().map(|client| client.per_s).sum();
     outcome.p99_ms = results.iter().map(|client| client.p99_ms).fold(0.0, f64::max);
@@ -366,6 +394,7 @@ fn stress_fork_section(plan: &StressForkParameters, outcome: &StressForkOutcome)
     let section = ReportSection::new("stress_fork", "Stress: forks", question)
         .with_table(rates.table("children"))
         .with_table(times)
+        .with_table(hosts_table(&outcome.hosts, [outcome.per_s, outcome.p50_ms, outcome.p99_ms]))
         .with_plot(rates.plot("Children per second"))
         .with_note(format!("{} clients in all, of the workload {}.", plan.all_clients(), plan.workload.name()))
         .with_note(REFERENCE_NOTE);

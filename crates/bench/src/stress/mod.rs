@@ -11,10 +11,12 @@ use clap::{Args, Subcommand};
 use farfork_terminal::interrupt::InterruptFlag;
 
 use crate::GlobalArgs;
+use crate::experiment::fork_load::HostForks;
+use crate::machine::source::OnHosts;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::stable_interval::StableInterval;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, SUM_ROW};
 use crate::samples::Spread;
 
 /// A note of sections whose reference is the rate of one client.
@@ -42,19 +44,19 @@ pub(crate) struct StressCommand {
 
 #[derive(Subcommand)]
 enum StressTest {
-    Fork(fork::StressFork),
-    Functions(fork::StressFunctions),
-    Paging(paging::StressPaging),
-    Rpc(rpc::StressRpc),
+    Fork(OnHosts<fork::StressFork>),
+    Functions(OnHosts<fork::StressFunctions>),
+    Paging(OnHosts<paging::StressPaging>),
+    Rpc(OnHosts<rpc::StressRpc>),
 }
 
 impl StressCommand {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.test {
-            StressTest::Fork(test) => test.run(global),
-            StressTest::Functions(test) => test.run(global),
-            StressTest::Paging(test) => test.run(global),
-            StressTest::Rpc(test) => test.run(global),
+            StressTest::Fork(test) => test.experiment.run(&test.hosts, global),
+            StressTest::Functions(test) => test.experiment.run(&test.hosts, global),
+            StressTest::Paging(test) => test.experiment.run(&test.hosts, global),
+            StressTest::Rpc(test) => test.experiment.run(&test.hosts, global),
         }
     }
 }
@@ -123,4 +125,17 @@ fn with_verdict(section: ReportSection, faults: &[String]) -> ReportSection {
         [] => section.with_note("Verdict: passed."),
         faults => section.with_note(format!("Verdict: failed. {}.", faults.join("; "))),
     }
+}
+
+/// The children of each host's clients, and those of all: children per second, median and 99th percentile. No rows on one
+/// machine.
+fn hosts_table(hosts: &[HostForks], all: [f64; 3]) -> ReportTable {
+    let mut table = ReportTable::new("hosts", "Children by hosts", &["host", "children", "median", "p99"]);
+    let rows = hosts.iter().map(|of| (of.host.as_str(), [of.per_s, of.p50_ms, of.p99_ms]));
+    for (name, [per_s, p50_ms, p99_ms]) in rows.chain((!hosts.is_empty()).then_some((SUM_ROW, all))) {
+        let time = |value| Some(ReportFigure::single(value, "ms", BetterDirection::Lower)).into();
+        let rate = Some(ReportFigure::single(per_s, "1/s", BetterDirection::Higher)).into();
+        table.add_row([ReportCell::text(name), rate, time(p50_ms), time(p99_ms)]);
+    }
+    table
 }

@@ -5,19 +5,22 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_terminal::interrupt::InterruptFlag;
-use farfork_terminal::{output, privilege};
+use farfork_terminal::output;
 use serde::Serialize;
 use serde_json::json;
 
 use super::{IntervalRates, REFERENCE_NOTE, verdict, with_verdict};
+use crate::GlobalArgs;
 use crate::benchmark::rpc::case::{LoadArgs, RpcCase, RpcTimes};
-use crate::benchmark::rpc::{RpcRunOutcome, run_once};
+use crate::benchmark::rpc::{HostCalls, RpcRunOutcome, run_once};
 use crate::endpoint::specification::RpcSystem;
 use crate::error::BenchError;
+use crate::experiment::host_report::{HostReport, with_hosts};
 use crate::experiment::testbed::Testbed;
+use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 use crate::options::{count, parse_seconds};
 use crate::report::section::ReportSection;
-use crate::{GlobalArgs, machine};
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, SUM_ROW};
 
 /// The default case: few enough nodes and threads for a small machine.
 const DEFAULT_CASE: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::SINGLE_CONNECTION };
@@ -81,12 +84,13 @@ impl StressRpcOutcome {
 }
 
 impl StressRpc {
-    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let times = RpcTimes::new(self.seconds, self.server_seconds, SERVER_EXTRA_SECONDS, self.report_interval);
-        privilege::require_root("it makes network namespaces")?;
-        let farfork = machine::find_farfork()?;
-        let case =
-            self.load.to_case(&RpcCase { clients: self.clients.unwrap_or(DEFAULT_CASE.clients), ..DEFAULT_CASE });
+        let root_reason = "it makes network namespaces";
+        let needs = MachineNeeds { command: "stress rpc", root_reason, hosts_refusal: None };
+        let machines = MachineSource::open(hosts, needs, global)?;
+        let clients = self.clients.or(machines.clients_max()).unwrap_or(DEFAULT_CASE.clients);
+        let case = self.load.to_case(&RpcCase { clients, ..DEFAULT_CASE });
         let interruption = InterruptFlag::watch()?;
         let mut show = |interval: usize, run: &RpcRunOutcome| {
             if !global.json {
@@ -94,17 +98,25 @@ impl StressRpc {
             }
             if interruption.is_set() { Err(BenchError::Interrupted) } else { Ok(()) }
         };
-        let testbed = Testbed::new(&farfork, case.clients)?;
+        let testbed = Testbed::new(&machines, case.clients)?;
         let run = run_once(&testbed, times, &case, RpcSystem::Farfork, &mut show)?;
-        let faults = judge_run(&run, self.floor);
+        drop(testbed);
+        let hosts = machines.report_hosts()?;
+        let mut faults = judge_run(&run, self.floor);
+        faults.extend(hosts.iter().flat_map(HostReport::faults));
         let outcome = StressRpcOutcome { run, floor_per_s: self.floor, faults };
         let (status, verdict) = verdict(outcome.has_passed());
         if global.json {
-            let section = stress_rpc_section(times.interval, &case, &outcome);
+            let section = with_hosts(stress_rpc_section(times.interval, &case, &outcome), &hosts);
             let passed = outcome.has_passed();
-            output::print_json(&json!({ "case": case, "passed": passed, "outcome": outcome, "section": section }));
+            let document =
+                json!({ "case": case, "passed": passed, "outcome": outcome, "section": section, "hosts": hosts });
+            output::print_json(&document);
         } else {
             outcome.faults.iter().for_each(|fault| output::print_line(&format!("FAULT: {fault}")));
+            for HostCalls { host, per_s, .. } in &outcome.run.hosts {
+                output::print_line(&format!("{host}: {per_s:.0} answers a second"));
+            }
             let per_s = outcome.run.per_s;
             output::print_line(&format!("{verdict}: {per_s:.0} answers a second over {} s", self.seconds));
         }
@@ -147,10 +159,22 @@ fn stress_rpc_section(interval_s: f64, case: &RpcCase, outcome: &StressRpcOutcom
     };
     let section = ReportSection::new(id, title, question)
         .with_table(rates.table("calls"))
+        .with_table(hosts_table(&outcome.run))
         .with_plot(rates.plot("Calls per second"))
         .with_note(format!("{} client machines with {} threads each.", case.clients, case.threads))
         .with_note(REFERENCE_NOTE);
     with_verdict(section, &outcome.faults)
+}
+
+/// The calls of each client host, and their sum. No rows on one machine.
+fn hosts_table(run: &RpcRunOutcome) -> ReportTable {
+    let mut table = ReportTable::new("hosts", "Calls by client hosts", &["host", "calls"]);
+    let sum = (!run.hosts.is_empty()).then_some((SUM_ROW, run.per_s));
+    for (name, per_s) in run.hosts.iter().map(|calls| (calls.host.as_str(), calls.per_s)).chain(sum) {
+        let figure = ReportFigure::single(per_s, "1/s", BetterDirection::Higher);
+        table.add_row([ReportCell::text(name), Some(figure).into()]);
+    }
+    table
 }
 
 fn judge_run(run: &RpcRunOutcome, floor_per_s: f64) -> Vec<String> {

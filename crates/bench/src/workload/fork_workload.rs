@@ -8,7 +8,7 @@ use super::functions::{FunctionOptions, FunctionParent, FunctionSource};
 use super::sparse::SPARSE;
 use super::{ParentProgram, start_parent};
 use crate::error::BenchError;
-use crate::machine::Machine;
+use crate::experiment::local_cluster::BenchCluster;
 
 /// A program to fork children of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -52,14 +52,19 @@ impl ForkWorkload {
         matches!(self, Self::Function { .. })
     }
 
-    /// Writes the workload's files to a machine, and starts a parent there. `options` are for functions.
+    /// Installs the workload, and starts a parent on the first node. `options` are for functions.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
-    pub(crate) fn start(&self, machine: &dyn Machine, options: &FunctionOptions) -> Result<WorkloadParent, BenchError> {
+    pub(crate) fn start(
+        &self,
+        cluster: &BenchCluster,
+        options: &FunctionOptions,
+    ) -> Result<WorkloadParent, BenchError> {
+        let machine = cluster.machine();
         match self {
             Self::Sparse { mib } => {
-                SPARSE.install(machine)?;
+                cluster.install(&SPARSE)?;
                 let parent = start_parent(&SPARSE, machine, *mib, None)?;
                 Ok(WorkloadParent {
                     resident_kib: mib * 1024,

@@ -180,14 +180,15 @@ impl Micro {
         Ok(ns_to_ms(ns))
     }
 
+    /// The name of the seed that [`Self::checkpoint`] makes.
+    pub(crate) fn checkpoint_name(&self) -> String {
+        format!("micro-{}", self.pid())
+    }
+
     /// Makes the program request a checkpoint of itself.
     pub(crate) fn checkpoint(&mut self) -> Result<CheckpointedSeed, BenchError> {
         let [ns, pause_us] = self.program.request(b's', "seeded")?;
-        Ok(CheckpointedSeed {
-            seed: format!("micro-{}", self.pid()),
-            call_ms: ns_to_ms(ns),
-            pause_ms: pause_us as f64 / 1e3,
-        })
+        Ok(CheckpointedSeed { seed: self.checkpoint_name(), call_ms: ns_to_ms(ns), pause_ms: pause_us as f64 / 1e3 })
     }
 
     /// Measures the time in which a local fork touches every page as a child does, in ms.

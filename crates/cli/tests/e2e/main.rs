@@ -27,6 +27,7 @@ mod demo_runs;
 mod disks_may_be_full;
 mod doctor_checks_this_machine;
 mod exclusive_set;
+mod experiments_run_on_hosts;
 mod fan_outs_begin_with_a_zygote;
 mod files_and_streams;
 mod files_have_contents_of_prepare;
@@ -162,6 +163,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("children_may_choose_networks", children_may_choose_networks::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),
+    ("experiments_run_on_hosts", experiments_run_on_hosts::TESTS),
     ("fan_outs_begin_with_a_zygote", fan_outs_begin_with_a_zygote::TESTS),
     ("container_roots_are_reused", container_roots_are_reused::TESTS),
     ("children_may_settle", children_may_settle::TESTS),

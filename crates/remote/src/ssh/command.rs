@@ -141,13 +141,30 @@ impl RemoteHost {
     /// ssh cannot be started, or a value cannot be passed to a program. If the program cannot be started, its exit status
     /// is 127.
     pub fn start(&self, runner: &str, command: &HostCommand) -> Result<RunningCommand, RemoteError> {
-        RunningCommand::spawn("run ssh", self.ssh(&self.command_line(runner, command)?))
+        RunningCommand::spawn("run ssh", self.ssh(&self.command_line(&[runner, "remote-runner"], command)?))
     }
 
-    /// The line for the host's shell that starts a program with the runner.
-    fn command_line(&self, runner: &str, command: &HostCommand) -> Result<String, RemoteError> {
+    /// The local command whose standard streams and exit status are those of a program on the host. The program runs with the
+    /// runner `runner`: a copy of `farfork` on the host. The runner kills the program and all its descendants when the command
+    /// ends, when the connection ends, or when nothing locks the file `lease` of the host ([`HostDirectory::lease`](super::HostDirectory::lease)).
+    ///
+    /// # Errors
+    /// A value cannot be passed to a program.
+    pub fn leased_command(
+        &self,
+        runner: &str,
+        lease: &str,
+        command: &HostCommand,
+    ) -> Result<std::process::Command, RemoteError> {
+        let line = self.command_line(&[runner, "remote-runner", "--lease", lease], command)?;
+        Ok(self.ssh_with_own_connection(&line).into_std())
+    }
+
+    /// The line for the host's shell that starts a program with the runner, a command with options.
+    fn command_line(&self, runner: &[&str], command: &HostCommand) -> Result<String, RemoteError> {
         let HostCommand { program, arguments, directory, environment } = command;
-        let words = [runner, program].into_iter().chain(arguments.iter().map(String::as_str));
+        let arguments = || arguments.iter().map(String::as_str);
+        let words = runner.iter().copied().chain([program.as_str()]).chain(arguments());
         let values = environment.iter().map(|(_, value)| value.as_str()).chain(directory.as_deref());
         words.chain(values).try_for_each(|word| self.check_argument(word))?;
         let mut line = String::new();
@@ -161,8 +178,8 @@ impl RemoteHost {
             }
             line += &format!("export {name}={} && ", quote(value));
         }
-        let words = ["exec", runner, "remote-runner", "--", program].into_iter();
-        Ok(line + &quote_all(words.chain(arguments.iter().map(String::as_str))))
+        let words = ["exec"].iter().chain(runner).copied().chain(["--", program.as_str()]);
+        Ok(line + &quote_all(words.chain(arguments())))
     }
 
     fn check_argument(&self, argument: &str) -> Result<(), RemoteError> {
@@ -273,7 +290,7 @@ impl Drop for RunningCommand {
 }
 
 /// Writes to the runner at intervals, so that it detects a dead connection.
-async fn send_heartbeats(mut input: ChildStdin) {
+pub(super) async fn send_heartbeats(mut input: ChildStdin) {
     let mut ticks = interval(HEARTBEAT_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -1,6 +1,7 @@
 //! [`RemoteHost`]: a connected host, and its master.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +14,16 @@ use tokio::time::timeout;
 
 use super::config::CONFIG_NAME;
 use super::error::RemoteError;
-use crate::inventory::InventoryHost;
+use crate::inventory::{InventoryHost, TrafficEndpoint};
 
 /// First word of the line that the master's command prints.
 const CONNECTED_WORD: &str = "farfork-connected";
 
 /// The master's command. It ends with its standard input. SSH_CONNECTION has both addresses and ports of the connection.
 const MASTER_COMMAND: &str = r#"printf 'farfork-connected %s\n' "$SSH_CONNECTION" && exec cat >/dev/null"#;
+
+/// Prints the addresses of interface $1 that other hosts can reach, one per line.
+const ADDRESSES_SCRIPT: &str = r#"ip -oneline address show dev "$1" scope global"#;
 
 /// Longest text of ssh's messages that is kept, in bytes.
 const MESSAGES_BYTES_MAX: u64 = 4096;
@@ -107,6 +111,41 @@ impl RemoteHost {
         self.address
     }
 
+    /// The address of the host for the traffic of the cluster: the first one that the inventory names.
+    ///
+    /// # Errors
+    /// The host has no such interface, or the interface has no address that other hosts can reach.
+    pub async fn traffic_address(&self) -> Result<IpAddr, RemoteError> {
+        let interface = match self.host.traffic.first() {
+            None => return Ok(self.address),
+            Some(TrafficEndpoint::Address(address)) => return Ok(*address),
+            Some(TrafficEndpoint::Interface(interface)) => interface,
+        };
+        let action = format!("list the addresses of interface {interface}");
+        let listed = self.require_script(&action, ADDRESSES_SCRIPT, &[interface], b"").await?;
+        // `2: eth0    inet 10.0.0.1/24 scope global eth0`
+        let address = listed.split_whitespace().nth(3).and_then(|address| address.split('/').next()?.parse().ok());
+        let missing = || self.command_error(format!("use interface {interface}"), "it has no global address");
+        address.ok_or_else(missing)
+    }
+
+    /// Makes connections to a Unix socket of this machine lead to the socket `path` of the host. Returns the local socket, which
+    /// ends with this connection.
+    ///
+    /// # Errors
+    /// ssh refuses. A missing socket on the host is no error: connections to the local one are closed then.
+    pub async fn forward_socket(&self, path: &str) -> Result<PathBuf, RemoteError> {
+        let local = self.control.directory.path().join(format!("{}.api", self.control.number));
+        let mut command = self.control.ssh();
+        command.args(["-o", "ClearAllForwardings=no", "-o", "StreamLocalBindMask=0177", "-O", "forward", "-L"]);
+        command.arg(format!("{}:{path}", local.display())).args(["--", self.name()]).stdin(Stdio::null());
+        let output = command.output().await.map_err(|cause| RemoteError::Local { action: "run ssh", cause })?;
+        match output.status.success() {
+            true => Ok(local),
+            false => Err(self.command_error(format!("forward socket {path}"), one_line(&output.stderr))),
+        }
+    }
+
     /// Ends the connection. Commands that still run are killed if they run with the runner.
     pub async fn close(mut self) {
         self.input = None;
@@ -116,12 +155,21 @@ impl RemoteHost {
 
     /// ssh(1) with a command line for the shell of the host. Uses the connection, and never makes another one.
     pub(super) fn ssh(&self, command_line: &str) -> Command {
-        let mut command = self.control.ssh();
         // ssh connects itself if the master has ended. This is the command that it would connect with, instead of ProxyJump.
-        command.args(["-o", "ProxyCommand=exec false"]);
+        self.ssh_with_options(&["-o", "ProxyCommand=exec false"], command_line)
+    }
+
+    /// As [`Self::ssh`], but makes a connection of its own if this one has no session left: sshd(8) has a limit of ten
+    /// (`MaxSessions`). ssh prints an error before it connects itself, so its errors are not shown.
+    pub(super) fn ssh_with_own_connection(&self, command_line: &str) -> Command {
+        self.ssh_with_options(&["-o", "LogLevel=FATAL"], command_line)
+    }
+
+    fn ssh_with_options(&self, options: &[&str], command_line: &str) -> Command {
+        let mut command = self.control.ssh();
         // A command line that begins with `-` would be an option.
         assert!(!command_line.starts_with('-'), "the command line begins with a word");
-        command.args(["--", self.name(), command_line]);
+        command.args(options).args(["--", self.name(), command_line]);
         command
     }
 

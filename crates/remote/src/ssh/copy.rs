@@ -18,8 +18,9 @@ else echo different
 fi"#;
 
 /// Replaces file $1 by the standard input, which has the digest $2, with the mode $3. A connection that ends early must not
-/// leave a part of the file.
+/// leave a part of the file, nor end the shell by SIGPIPE before its trap.
 const REPLACE_SCRIPT: &str = r#"
+trap '' PIPE
 umask 077
 mkdir -p -- "$(dirname -- "$1")" && part=$(mktemp -- "$1.XXXXXX") || exit 1
 trap 'rm -f -- "$part"' EXIT
@@ -34,6 +35,7 @@ const DIGEST_DIRECTORY_SCRIPT: &str = r#"
 /// Replaces directory $1 by the archive in the standard input, whose digest is $2. A connection that ends early must not
 /// leave a part of it.
 const UNPACK_SCRIPT: &str = r#"
+trap '' PIPE
 umask 077
 mkdir -p -- "$(dirname -- "$1")" && part=$(mktemp -d -- "$1.XXXXXX") || exit 1
 trap 'rm -rf -- "$part"' EXIT
@@ -71,7 +73,7 @@ impl RemoteHost {
     }
 
     /// Runs a script that replaces the object at `path` by the standard input.
-    async fn replace(
+    pub(super) async fn replace(
         &self,
         path: &str,
         script: &str,
@@ -130,12 +132,12 @@ impl RemoteHost {
     }
 }
 
-fn local_error(path: &Path, cause: std::io::Error) -> RemoteError {
+pub(super) fn local_error(path: &Path, cause: std::io::Error) -> RemoteError {
     RemoteError::LocalFile { path: path.to_owned(), cause }
 }
 
 /// The SHA-256 digest of a file, as hexadecimal digits.
-async fn sha256_of(path: &Path) -> Result<String, RemoteError> {
+pub(super) async fn sha256_of(path: &Path) -> Result<String, RemoteError> {
     let owned = path.to_owned();
     digest_in_thread(path, move || sha256_of_bytes(File::open(owned)?)).await
 }

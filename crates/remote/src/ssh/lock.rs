@@ -1,5 +1,6 @@
 //! [`HostLock`]: at most one coordinator changes a host.
 
+use std::env;
 use std::process::Stdio;
 
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -7,6 +8,9 @@ use tokio::process::{Child, ChildStdin};
 
 use super::connection::{RemoteHost, read_messages};
 use super::error::RemoteError;
+
+/// The file that a coordinator locks while it changes a host or measures there.
+const COORDINATOR_LOCK: &str = "/run/farfork-coordinator.lock";
 
 /// Locks the file $1, writes the holder $2 to it, and holds the lock until the standard input ends. Then removes the file,
 /// still locked. If the file that was locked is no longer the one with this name, tries again.
@@ -30,6 +34,17 @@ pub struct HostLock {
 }
 
 impl RemoteHost {
+    /// Locks the host for this coordinator, which runs `command`.
+    ///
+    /// # Errors
+    /// As [`Self::lock`].
+    pub async fn lock_for_coordinator(&self, command: &str) -> Result<HostLock, RemoteError> {
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let user = env::var("USER").unwrap_or_else(|_| format!("user {}", rustix::process::getuid().as_raw()));
+        let holder = format!("`farfork {command}` of {user} at {name}, process {}", std::process::id());
+        self.lock(COORDINATOR_LOCK, &holder).await
+    }
+
     /// Locks `path`, a file in an existing directory of the host. `holder` describes this coordinator in one line.
     ///
     /// # Errors

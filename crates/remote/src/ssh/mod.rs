@@ -11,6 +11,7 @@ mod connection;
 mod copy;
 mod error;
 mod lock;
+mod scratch;
 
 pub use self::command::{HostCommand, OutputLine, OutputStream, RunningCommand, ScriptOutput};
 pub use self::config::{HostKeyPolicy, SshClient};
@@ -18,3 +19,4 @@ pub use self::connection::RemoteHost;
 pub use self::copy::CopyOutcome;
 pub use self::error::RemoteError;
 pub use self::lock::HostLock;
+pub use self::scratch::HostDirectory;

@@ -3,11 +3,14 @@
 //! The hosts run this binary as their runner, so its `main` is not libtest's.
 #![forbid(unsafe_code)]
 
+mod leases;
 mod server;
 
 use std::fs::{self, Permissions};
+use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -31,10 +34,11 @@ const AWKWARD_WORDS: [&str; 12] =
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [command, dashes, program, arguments @ ..] = &arguments[..]
-        && (command.as_str(), dashes.as_str()) == ("remote-runner", "--")
-    {
-        let status = block_on(runner::run_program(program, arguments)).expect("the runner works");
+    if arguments.first().is_some_and(|command| command == "remote-runner") {
+        let (options, line) =
+            arguments.split_at(arguments.iter().position(|word| word == "--").expect("a program") + 1);
+        let lease = (options.len() > 2).then(|| Path::new(&options[2]));
+        let status = block_on(runner::run_program(&line[0], &line[1..], lease)).expect("the runner works");
         return ExitCode::from(u8::try_from(status).expect("a status of a shell"));
     }
     assert!(rustix::process::geteuid().is_root(), "these tests make namespaces: run them as root");
@@ -52,6 +56,13 @@ fn main() -> ExitCode {
         ("output_is_streamed", output_is_streamed),
         ("a_program_ends_with_its_coordinator", a_program_ends_with_its_coordinator),
         ("descendants_end_with_their_program", descendants_end_with_their_program),
+        ("a_leased_program_has_the_standard_streams", leases::a_leased_program_has_the_standard_streams),
+        ("a_leased_program_ends_with_its_directory", leases::a_leased_program_ends_with_its_directory),
+        (
+            "more_leased_programs_run_than_a_connection_has_sessions",
+            leases::more_leased_programs_run_than_a_connection_has_sessions,
+        ),
+        ("a_socket_of_the_host_is_forwarded", a_socket_of_the_host_is_forwarded),
     ];
     let trials = tests.into_iter().map(|(name, body)| {
         Trial::test(name, move || {
@@ -420,5 +431,19 @@ fn descendants_end_with_their_program() {
         fs::write(&may_end, "").expect("a file of the server");
         assert_eq!(running.wait(&host).await.expect("the program ends"), 4);
         require_end(escaped).await;
+    });
+}
+
+fn a_socket_of_the_host_is_forwarded() {
+    with_host(async |fixture, host| {
+        let path = fixture.server.path("service.sock");
+        let local = host.forward_socket(path.to_str().expect("UTF-8")).await.expect("ssh forwards it");
+        // The socket need not exist before.
+        let listener = UnixListener::bind(&path).expect("a path in a new directory");
+        let answer = std::thread::spawn(move || listener.accept().expect("a connection").0.write_all(b"answer"));
+        let mut text = String::new();
+        UnixStream::connect(local).expect("ssh accepts").read_to_string(&mut text).expect("an answer");
+        assert_eq!(text, "answer");
+        answer.join().expect("no panic").expect("the connection is open");
     });
 }

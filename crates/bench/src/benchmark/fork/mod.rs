@@ -8,7 +8,6 @@ mod results;
 mod steps;
 mod strategies;
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -23,6 +22,7 @@ use crate::error::BenchError;
 use crate::experiment::local_cluster::BenchCluster;
 use crate::figure::{ChildPlace, Figure, Pace};
 use crate::machine::description;
+use crate::machine::source::MachineSource;
 use crate::options::{EncryptionOption, SamplesOption, count, size};
 use crate::reference;
 use crate::samples::FigureSamples;
@@ -74,6 +74,8 @@ Examples:
   farfork bench fork --strategies cow --strategies eager --strategies prefetch,cache
                                                        these strategies too, side by side
   farfork bench fork --peer criu                       CRIU too, in the same run
+  farfork bench fork --inventory HOSTS.toml --hosts n1,n2
+                                                       on the nodes of two hosts
   farfork bench fork --json                            one JSON document
 
 Exit status: 0 measured, 1 failed, or a child had a wrong byte, 2 wrong usage.")]
@@ -262,16 +264,27 @@ impl BenchFork {
 }
 
 impl Benchmark for BenchFork {
+    const COMMAND: &'static str = "bench fork";
+    const HOSTS_REFUSAL: Option<&'static str> = None;
+
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        require_memory(self)?;
+        match (run.machines.hosts(), self.peer) {
+            // The hosts have other memory than this machine.
+            (Some(_), None) => {}
+            (Some(_), Some(PeerSystem::Criu)) => {
+                let reason = "the benchmark looks for it on this machine; omit --peer";
+                return Err(BenchError::NotOnHosts { part: "CRIU", reason });
+            }
+            (None, _) => require_memory(self)?,
+        }
         let (peers, notes) = usable_peer_modes(self).await?;
         let began = Instant::now();
         let samples = FigureSamples::create(&self.samples)?;
         let steps = ForkStep::all_steps(self, &peers);
         run.expect_steps(steps.len());
         run.show("starting two nodes")?;
-        let mut fork_run = ForkRun::start(self, &run.farfork, samples).await?;
-        fork_run.notes = notes;
+        let mut fork_run = ForkRun::start(self, &run.machines, samples).await?;
+        fork_run.notes = fork_run.cluster.clock_notes().into_iter().chain(notes).collect();
         fork_run.measure_all(&steps, run).await?;
         let ForkRun { cluster, samples, notes, strategies, .. } = fork_run;
         cluster.stop()?;
@@ -301,12 +314,16 @@ struct ForkSubject {
 }
 
 impl<'a> ForkRun<'a> {
-    async fn start(plan: &'a BenchFork, farfork: &Path, samples: FigureSamples<ForkCase>) -> Result<Self, BenchError> {
+    async fn start(
+        plan: &'a BenchFork,
+        source: &MachineSource,
+        samples: FigureSamples<ForkCase>,
+    ) -> Result<Self, BenchError> {
         let cluster = match plan.resume_case().has_zygotes() {
-            false => BenchCluster::start(farfork, plan.encryption.encrypted).await?,
-            true => BenchCluster::start_nodes(farfork, 2, plan.encryption.encrypted, &[]).await?,
+            false => BenchCluster::start(source, plan.encryption.encrypted).await?,
+            true => BenchCluster::start_nodes(source, 2, plan.encryption.encrypted, &[]).await?,
         };
-        MICRO.install(cluster.machine())?;
+        cluster.install(&MICRO)?;
         cluster.nodes().iter().try_for_each(|node| LINK_COPY.install(node.machine()))?;
         let (strategies, notes) = Default::default();
         let fork_run = Self { plan, cluster, samples, strategies, notes };

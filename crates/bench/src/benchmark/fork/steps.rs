@@ -69,6 +69,7 @@ impl ForkRun<'_> {
         let case = ForkCase::new(fork_subject.mib, ForkSystem::Farfork).with_pace(pace);
         fork_subject.parent.write_all()?;
         sleep_before(pace).await;
+        self.cluster.drop_at_end(&fork_subject.parent.checkpoint_name())?;
         let checkpoint = fork_subject.parent.checkpoint()?;
         self.samples.add(&case, CHECKPOINT, checkpoint.call_ms)?;
         self.samples.add(&case, CHECKPOINT_PAUSE, checkpoint.pause_ms)?;

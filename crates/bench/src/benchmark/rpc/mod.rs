@@ -46,6 +46,7 @@ Examples:
                                                          the same by number of machines
   farfork bench rpc --clients 2 --client-seconds 10 --report-interval 1
                                                          a line for each second and client node
+  farfork bench rpc --inventory HOSTS.toml --exclude n3  a server and clients on hosts
   farfork bench rpc --json                               one JSON document
 
 Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
@@ -96,6 +97,21 @@ struct RpcSampleCase {
     case: RpcCase,
     #[serde(flatten)]
     series: RpcSeries,
+    /// The host whose figure it is; `None` for all clients together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
+}
+
+impl RpcSampleCase {
+    /// The run of all clients together.
+    fn new(case: RpcCase, series: RpcSeries) -> Self {
+        Self { case, series, host: None }
+    }
+
+    /// The part of farfork's calls that a host has made.
+    fn of_host(case: RpcCase, host: &str) -> Self {
+        Self { case, series: RpcSeries::Calls(RpcSystem::Farfork), host: Some(host.to_owned()) }
+    }
 }
 
 /// The figures of all clients of a run.
@@ -107,6 +123,9 @@ pub(crate) struct RpcRunOutcome {
     pub(crate) intervals_per_s: Vec<f64>,
     /// The same of each client node: a list for each interval.
     pub(crate) clients_per_s: Vec<Vec<f64>>,
+    /// The figures of each client host; empty on one machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hosts: Vec<HostCalls>,
     /// Requests that failed.
     pub(crate) errors: u64,
     /// Answers with a wrong length or checksum.
@@ -114,6 +133,16 @@ pub(crate) struct RpcRunOutcome {
     /// Median, 90th, 99th and 99.9th percentile, and maximum of the latencies, in µs. Each is the largest value of all
     /// clients.
     pub(crate) latency_us: [f64; 5],
+}
+
+/// The calls of a client host in a run.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct HostCalls {
+    pub(crate) host: String,
+    /// Answers per second.
+    pub(crate) per_s: f64,
+    /// Median time of a call, in µs.
+    pub(crate) p50_us: f64,
 }
 
 impl BenchRpc {
@@ -158,12 +187,17 @@ fn default_cases() -> Vec<RpcCase> {
 }
 
 impl Benchmark for BenchRpc {
+    const COMMAND: &'static str = "bench rpc";
     const ROOT_REASON: &'static str = "it makes network namespaces";
+    const HOSTS_REFUSAL: Option<&'static str> = None;
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
-        let (cases, samples) = (self.cases(), FigureSamples::create(&self.samples)?);
+        let (mut cases, samples) = (self.cases(), FigureSamples::create(&self.samples)?);
+        if let Some(most) = run.machines.clients_max().filter(|_| self.clients.is_empty()) {
+            cases.retain(|case| case.clients <= most.max(1));
+        }
         let clients = cases.iter().map(|case| case.clients).max().unwrap_or(1);
-        let testbed = Testbed::new(&run.farfork, clients)?;
+        let testbed = Testbed::new(&run.machines, clients)?;
         testbed.machines().try_for_each(|machine| ECHO.install(machine))?;
         let mut calls = RpcRun { plan: self, testbed, samples, outcomes: Vec::new() };
         run.expect_steps(cases.iter().map(|case| self.series(case).len() * self.runs).sum());
@@ -174,7 +208,7 @@ impl Benchmark for BenchRpc {
                 run.complete_step();
             }
         }
-        Ok(self.results(&calls.samples, &calls.outcomes))
+        Ok(self.results(cases, &calls.samples, &calls.outcomes))
     }
 
     fn check(&self) {
@@ -199,7 +233,7 @@ struct RpcRun<'a> {
 
 impl RpcRun<'_> {
     fn measure(&mut self, case: &RpcCase, series: RpcSeries, run: &BenchRun) -> Result<(), BenchError> {
-        let sample_case = RpcSampleCase { case: *case, series };
+        let sample_case = RpcSampleCase::new(*case, series);
         let RpcSeries::Calls(system) = series else {
             return self.samples.add(&sample_case, RATE, self.measure_floor(case)?);
         };
@@ -218,6 +252,11 @@ impl RpcRun<'_> {
         self.samples.add(&sample_case, RATE, outcome.per_s)?;
         if system == RpcSystem::Farfork {
             self.samples.add(&sample_case, MEDIAN, outcome.latency_us[0])?;
+            for HostCalls { host, per_s, p50_us } in &outcome.hosts {
+                let of_host = RpcSampleCase::of_host(*case, host);
+                self.samples.add(&of_host, RATE, *per_s)?;
+                self.samples.add(&of_host, MEDIAN, *p50_us)?;
+            }
             self.outcomes.push((*case, outcome));
         }
         Ok(())
@@ -226,7 +265,8 @@ impl RpcRun<'_> {
     /// Measures the bare echo with the same number of connections and requests. With several requests in flight,
     /// returns the better result of spinning and sleeping, so that the floor does not favour farfork.
     fn measure_floor(&self, case: &RpcCase) -> Result<f64, BenchError> {
-        let (connections, window, pinned) = (case.connections(), case.window * case.sessions, case.is_pinned());
+        let (connections, window) = (case.connections(), case.window * case.sessions);
+        let pinned = self.testbed.is_local() && case.is_pinned();
         let seconds = self.plan.client_seconds / if window > 1 { 2.0 } else { 1.0 };
         let echo = BareEcho { connections, window, seconds, spins: case.spins, pinned };
         let per_s = echo.measure_per_s(&self.testbed)?;
@@ -255,7 +295,7 @@ pub(crate) fn run_once(
         interval_seconds: times.interval,
     };
     let start = |machine: &dyn Machine, role, processor: usize| {
-        let processors = if case.is_pinned() { vec![processor] } else { Vec::new() };
+        let processors = if testbed.is_local() && case.is_pinned() { vec![processor] } else { Vec::new() };
         let end = EndpointSpec { spins: case.spins, processors, ..EndpointSpec::new(system, role) };
         start_endpoint(machine, case.protection, end)
     };
@@ -279,7 +319,7 @@ pub(crate) fn run_once(
         outcome.clients_per_s.push(clients_per_s);
         on_interval(interval, &outcome)?;
     }
-    let outcome = finish(&mut connected.clients, outcome)?;
+    let outcome = finish(&mut connected.clients, &testbed.client_hosts(case.clients), outcome)?;
     // A client waits for a server that has ended, so its requests have not failed.
     match connected.server.last_line_if_ended() {
         None => Ok(outcome),
@@ -289,11 +329,19 @@ pub(crate) fn run_once(
     }
 }
 
-fn finish(clients: &mut [RunningProgram], mut outcome: RpcRunOutcome) -> Result<RpcRunOutcome, BenchError> {
+/// Reads the last lines of the clients. `hosts` has the names of their hosts; none on one machine.
+fn finish(
+    clients: &mut [RunningProgram],
+    hosts: &[String],
+    mut outcome: RpcRunOutcome,
+) -> Result<RpcRunOutcome, BenchError> {
     (outcome.errors, outcome.damaged) = (0, 0);
-    for client in clients {
+    for (index, client) in clients.iter_mut().enumerate() {
         let [answers, ns, errors, damaged, _count, latencies @ ..] = client.read_answer::<10>("done")?;
-        outcome.per_s += answers as f64 / (ns as f64 / 1e9);
+        let per_s = answers as f64 / (ns as f64 / 1e9);
+        outcome.per_s += per_s;
+        let host = hosts.get(index).cloned();
+        outcome.hosts.extend(host.map(|host| HostCalls { host, per_s, p50_us: latencies[0] as f64 / 1e3 }));
         outcome.errors += errors as u64;
         outcome.damaged += damaged as u64;
         for (slowest, ns) in outcome.latency_us.iter_mut().zip(latencies) {

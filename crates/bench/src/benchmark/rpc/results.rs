@@ -10,7 +10,7 @@ use crate::endpoint::specification::RpcSystem;
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
-use crate::report::table::{ReportCell, ReportFigure, ReportTable};
+use crate::report::table::{ReportCell, ReportFigure, ReportTable, SUM_ROW};
 use crate::samples::Spread;
 
 /// Minimum rate of an echo over veth, in messages per second. A slower echo was disturbed by other load, and is not a
@@ -33,10 +33,11 @@ struct RpcResults<'a> {
 impl BenchRpc {
     pub(super) fn results(
         &self,
+        cases: Vec<RpcCase>,
         samples: &FigureSamples<RpcSampleCase>,
         outcomes: &[(RpcCase, RpcRunOutcome)],
     ) -> BenchResults {
-        let results = RpcResults { cases: self.cases(), samples, outcomes };
+        let results = RpcResults { cases, samples, outcomes };
         let errors: u64 = outcomes.iter().map(|(_, outcome)| outcome.errors).sum();
         let damaged: u64 = outcomes.iter().map(|(_, outcome)| outcome.damaged).sum();
         let is_checked = results.cases.iter().all(|case| case.payload_bytes > 0);
@@ -47,6 +48,7 @@ impl BenchRpc {
             .with_table(results.machines_table())
             .with_table(results.loads_table())
             .with_table(results.peers_table())
+            .with_table(results.hosts_table())
             .with_plot(results.machines_plot())
             .with_plot(results.latency_plot())
             .with_note(format!("{errors} requests failed, and {damaged} answers were damaged."))
@@ -69,7 +71,7 @@ impl BenchRpc {
 
 impl RpcResults<'_> {
     fn rate(&self, case: &RpcCase, series: RpcSeries) -> Option<Spread> {
-        self.samples.spread(&RpcSampleCase { case: *case, series }, RATE)
+        self.samples.spread(&RpcSampleCase::new(*case, series), RATE)
     }
 
     fn farfork_rate(&self, case: &RpcCase) -> Option<Spread> {
@@ -101,6 +103,7 @@ impl RpcResults<'_> {
             "per_s": own.map(|spread| spread.median),
             "per_s_p10": own.map(|spread| spread.p10),
             "per_s_p90": own.map(|spread| spread.p90),
+            "hosts": self.hosts(case).iter().map(|host| self.host_json(case, host)).collect::<Vec<_>>(),
             "clients_per_s": self.runs(case).map(|run| &run.clients_per_s).collect::<Vec<_>>(),
             "floor_per_s": floor.map(|spread| spread.median),
             "floor_valid": floor.map(|spread| is_credible(case, spread.median)),
@@ -147,10 +150,37 @@ impl RpcResults<'_> {
         let columns: Vec<_> = ["in flight"].into_iter().chain(systems.iter().map(|system| system.name())).collect();
         let mut table = ReportTable::new("peers", "Other RPC systems, on one connection", &columns);
         for case in self.cases.iter().filter(|case| case.has_peers()) {
-            let rates = systems.iter().map(|&system| {
-                self.samples.cell(&RpcSampleCase { case: *case, series: RpcSeries::Calls(system) }, RATE)
-            });
+            let rates = systems
+                .iter()
+                .map(|&system| self.samples.cell(&RpcSampleCase::new(*case, RpcSeries::Calls(system)), RATE));
             table.add_row([ReportCell::text(case.window)].into_iter().chain(rates));
+        }
+        table
+    }
+
+    /// The client hosts of a case; none on one machine.
+    fn hosts(&self, case: &RpcCase) -> Vec<&str> {
+        self.runs(case).next().into_iter().flat_map(|run| &run.hosts).map(|calls| calls.host.as_str()).collect()
+    }
+
+    fn host_json(&self, case: &RpcCase, host: &str) -> Value {
+        let of_host = RpcSampleCase::of_host(*case, host);
+        let median = |figure| self.samples.median(&of_host, figure);
+        json!({ "host": host, "per_s": median(RATE), "p50_us": median(MEDIAN) })
+    }
+
+    /// The calls of each client host, and their sum.
+    fn hosts_table(&self) -> ReportTable {
+        let columns = ["load", "host", RATE.name, MEDIAN.name];
+        let mut table = ReportTable::new("hosts", "Calls by client hosts", &columns);
+        for case in &self.cases {
+            let hosts = self.hosts(case);
+            let rows = hosts.iter().map(|host| (*host, RpcSampleCase::of_host(*case, host)));
+            let sum = RpcSampleCase::new(*case, RpcSeries::Calls(RpcSystem::Farfork));
+            for (name, sample_case) in rows.chain((!hosts.is_empty()).then_some((SUM_ROW, sum))) {
+                let figures = [RATE, MEDIAN].map(|figure| self.samples.cell(&sample_case, figure));
+                table.add_row([ReportCell::text(load_text(case)), ReportCell::text(name)].into_iter().chain(figures));
+            }
         }
         table
     }
@@ -294,10 +324,10 @@ mod tests {
         let case = RpcCase { window: 64, ..RpcCase::SINGLE_CONNECTION };
         let mut samples = FigureSamples::create(&SamplesOption::default()).unwrap();
         for (series, per_s) in [(RpcSeries::Calls(RpcSystem::Farfork), 3e6), (RpcSeries::Floor, 4e6)] {
-            samples.add(&RpcSampleCase { case, series }, RATE, per_s).unwrap();
+            samples.add(&RpcSampleCase::new(case, series), RATE, per_s).unwrap();
         }
         let outcome = RpcRunOutcome { per_s: 3e6, latency_us: [1.0, 2.0, 3.0, 4.0, 5.0], ..RpcRunOutcome::default() };
-        let results = plan.results(&samples, &[(case, outcome)]);
+        let results = plan.results(plan.cases(), &samples, &[(case, outcome)]);
         let (text, document) = (results.to_text(), results.to_json());
         let found = &document["cases"][0];
         assert_eq!((found["per_s"].as_f64(), found["floor_per_s"].as_f64()), (Some(3e6), Some(4e6)));
@@ -312,8 +342,8 @@ mod tests {
         let mut samples = FigureSamples::create(&SamplesOption::default()).unwrap();
         for case in plan.cases() {
             let series = RpcSeries::Calls(RpcSystem::Farfork);
-            samples.add(&RpcSampleCase { case, series }, RATE, 1e6).unwrap();
+            samples.add(&RpcSampleCase::new(case, series), RATE, 1e6).unwrap();
         }
-        plan.results(&samples, &[]).section.require_published_rows();
+        plan.results(plan.cases(), &samples, &[]).section.require_published_rows();
     }
 }

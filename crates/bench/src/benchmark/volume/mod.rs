@@ -66,11 +66,13 @@ struct VolumeSampleCase {
 }
 
 impl Benchmark for BenchVolume {
+    const COMMAND: &'static str = "bench volume";
+    const HOSTS_REFUSAL: Option<&'static str> = Some("it needs nodes with directories for volumes, and kills them");
     const ROOT_REASON: &'static str = "it makes namespaces and control groups, and mounts file systems";
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         require_memory(self)?;
-        let mut testbed = StorageTestbed::start(self, &run.farfork).await?;
+        let mut testbed = StorageTestbed::start(self, &run.machines.farfork).await?;
         let gluster = self.start_gluster(&mut testbed, run)?;
         let points = self.points_to_measure(gluster.as_ref().is_some_and(Result::is_ok));
         let samples = FigureSamples::create(&self.samples)?;

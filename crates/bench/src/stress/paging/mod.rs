@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use farfork_terminal::interrupt::InterruptFlag;
-use farfork_terminal::{output, privilege};
+use farfork_terminal::output;
 use fastrand::Rng;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -30,13 +30,14 @@ use self::fork_rate::ForkRate;
 use self::round::SoakRound;
 use self::script::RoundScript;
 use self::tally::SoakTally;
+use crate::GlobalArgs;
 use crate::baseline::local_fanout::LOCAL_FANOUT;
 use crate::error::BenchError;
 use crate::experiment::leak_check::ResourceCount;
+use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 use crate::options::{EncryptionOption, parse_seconds};
 use crate::workload::memory_walk::MEMORY_WALK;
 use crate::workload::sparse::SPARSE;
-use crate::{GlobalArgs, machine};
 
 use super::{until_interrupt, verdict};
 
@@ -105,9 +106,13 @@ impl SoakOutcome {
 }
 
 impl StressPaging {
-    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        privilege::require_root("it traces processes, and makes namespaces and control groups")?;
-        let farfork = machine::find_farfork()?;
+    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        let needs = MachineNeeds {
+            command: "stress paging",
+            root_reason: "it traces processes, and makes namespaces and control groups",
+            hosts_refusal: Some("it kills nodes and cuts their links, which would harm the children of others"),
+        };
+        let farfork = MachineSource::open(hosts, needs, global)?.farfork;
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
         if !global.json {
             output::print_line(&format!("seed {seed}, {} s", self.seconds));

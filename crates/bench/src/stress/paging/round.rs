@@ -141,7 +141,7 @@ impl<'a> SoakRound<'a> {
                 options: Some(options),
                 ..Default::default()
             };
-            let (child, _) = self.client(living.owner).await?.fork_one(request).await?;
+            let child = self.client(living.owner).await?.fork_one(request).await?;
             self.tally.children += 1;
             let started = SoakChild::new(child, child_script.node);
             living.children.push(SoakChild { runs_until_stop: child_script.runs_until_stop, ..started });

@@ -40,6 +40,7 @@ const EXCEPTIONS: &[GuideException] = &[
     except("coordinator.md", "known_hosts = ", "an inventory; `nodes_are_deployed_over_ssh` has one"),
     except("coordinator.md", "farfork cluster deploy", "uses ssh; `nodes_are_deployed_over_ssh` tests it"),
     except("coordinator.md", "farfork cluster undeploy", "uses ssh; `nodes_are_deployed_over_ssh` tests it"),
+    except("coordinator.md", "farfork bench rpc", "uses ssh; `experiments_run_on_hosts` tests it"),
     except("coordinator.md", "farfork bench run", "uses ssh; `plans_run_on_hosts` tests it"),
     except("coordinator.md", "inventory = ", "a plan; `plans_run_on_hosts` has one"),
     except("several-machines.md", "scp ", "copies to another machine"),

@@ -6,16 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use farfork_remote::inventory::{Inventory, InventoryHost, TrafficEndpoint};
+use farfork_remote::inventory::{Inventory, InventoryHost};
 use farfork_remote::ssh::{CopyOutcome, HostLock, RemoteHost, SshClient};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
 use crate::commands::remote_node::{NodeReport, NodeSettings, PROGRAMS, RemovalReport, staged_path};
-
-/// Held on a host while a coordinator changes it.
-const LOCK_PATH: &str = "/run/farfork-coordinator.lock";
 
 /// Permissions of the programs.
 const PROGRAM_MODE: u32 = 0o755;
@@ -26,9 +22,6 @@ const TOKEN_LIFETIME: &str = "10m";
 /// Longest wait until a new node is a member that takes children.
 const MEMBER_LIMIT: Duration = Duration::from_secs(60);
 const MEMBER_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Prints the addresses of interface $1.
-const ADDRESSES_SCRIPT: &str = r#"ip -json address show dev "$1""#;
 
 /// Prints the arguments that are paths of existing files.
 const EXIST_SCRIPT: &str = r#"for path do [ ! -e "$path" ] || echo "$path"; done"#;
@@ -53,18 +46,6 @@ pub(super) struct HostDeployment {
     pub(super) changes: Vec<String>,
 }
 
-/// An interface in the output of `ip -json address`.
-#[derive(Debug, Deserialize)]
-struct InterfaceAddresses {
-    addr_info: Vec<InterfaceAddress>,
-}
-
-#[derive(Debug, Deserialize)]
-struct InterfaceAddress {
-    local: std::net::IpAddr,
-    scope: String,
-}
-
 impl HostDeployment {
     /// Connects to a host and locks it. Changes nothing else.
     pub(super) async fn open(
@@ -74,7 +55,7 @@ impl HostDeployment {
         operation: &str,
     ) -> anyhow::Result<Self> {
         let remote = client.connect(host).await?;
-        let lock = remote.lock(LOCK_PATH, &describe_coordinator(operation)).await?;
+        let lock = remote.lock_for_coordinator(&format!("cluster {operation}")).await?;
         let settings = node_settings(inventory, &remote).await?;
         Ok(Self { remote, lock, settings, staged: Vec::new(), report: NodeReport::default(), changes: Vec::new() })
     }
@@ -246,25 +227,13 @@ impl HostDeployment {
     }
 }
 
-/// Describes this coordinator for others.
-fn describe_coordinator(operation: &str) -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let user = env::var("USER").unwrap_or_else(|_| format!("user {}", rustix::process::getuid().as_raw()));
-    format!("`farfork cluster {operation}` of {user} at {host}, process {}", std::process::id())
-}
-
 /// The node of a host, as the inventory describes it.
 async fn node_settings(inventory: &Inventory, remote: &RemoteHost) -> anyhow::Result<NodeSettings> {
     let (install, host) = (inventory.install(), remote.inventory_host());
-    let address = match host.traffic.first() {
-        None => remote.address(),
-        Some(TrafficEndpoint::Address(address)) => *address,
-        Some(TrafficEndpoint::Interface(interface)) => address_of_interface(remote, interface).await?,
-    };
     let program = install.program(PROGRAMS[0]);
     Ok(NodeSettings {
         name: host.name.clone(),
-        listen: SocketAddr::new(address, install.port),
+        listen: SocketAddr::new(remote.traffic_address().await?, install.port),
         join: None,
         program_dir: program.parent().expect("it is in `bin`").to_owned(),
         run_dir: install.run_dir.clone(),
@@ -272,16 +241,6 @@ async fn node_settings(inventory: &Inventory, remote: &RemoteHost) -> anyhow::Re
         log: install.log.clone(),
         arguments: install.arguments.clone(),
     })
-}
-
-/// The first address of an interface that other hosts can reach.
-async fn address_of_interface(remote: &RemoteHost, interface: &str) -> anyhow::Result<std::net::IpAddr> {
-    let action = format!("list the addresses of interface {interface}");
-    let listed = remote.require_script(&action, ADDRESSES_SCRIPT, &[interface], b"").await?;
-    let interfaces: Vec<InterfaceAddresses> = serde_json::from_str(&listed).context("the output of ip(8)")?;
-    let addresses = interfaces.into_iter().flat_map(|interface| interface.addr_info);
-    let found = addresses.filter(|address| address.scope == "global").map(|address| address.local).next();
-    found.with_context(|| format!("host {}: interface {interface} has no global address", remote.name()))
 }
 
 /// A path of the inventory, which is UTF-8.
