@@ -99,7 +99,7 @@ mod tests {
     use super::unit_text;
 
     /// The only message of an older systemd.
-    const IGNORED_BEFORE_254: &str = "Unknown key name 'DelegateSubgroup' in section 'Service', ignoring.";
+    const IGNORED_BEFORE_254: &str = "Unknown key 'DelegateSubgroup' in section [Service], ignoring.";
 
     /// systemd itself checks the unit. It requires that the program exists.
     #[test]
