@@ -35,7 +35,7 @@ pub(crate) enum BenchError {
     #[error(
         "host {host}: no node answers at {}: {cause}; install one with `farfork cluster deploy`, or omit the host with --exclude", socket.display()
     )]
-    NoNode { host: String, socket: PathBuf, cause: Failure },
+    NoNode { host: String, socket: PathBuf, cause: Box<Failure> },
     /// A part of an experiment is measured on this machine only.
     #[error("{part} cannot be measured on hosts (`--inventory`): {reason}")]
     NotOnHosts { part: &'static str, reason: &'static str },

@@ -142,7 +142,7 @@ impl RunningNodes {
             let node = ClusterNode { name, socket, api, clock, machine: Box::new(machine) };
             let missing = |cause| {
                 let (host, socket) = (node.name.clone(), node.socket.clone());
-                BenchError::NoNode { host, socket, cause }
+                BenchError::NoNode { host, socket, cause: Box::new(cause) }
             };
             // ssh accepts a connection to a socket that does not exist on the host, and closes it.
             node.connect().await.map_err(missing)?.list_alive_nodes().await.map_err(missing)?;
