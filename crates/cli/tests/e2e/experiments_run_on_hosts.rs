@@ -14,7 +14,7 @@ use crate::test::Test;
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("a_server_and_its_clients_are_hosts", server_and_clients),
+    Test::alone("a_server_and_its_clients_are_hosts", server_and_clients).long(),
     Test::alone("nodes_of_hosts_are_measured", nodes_are_measured).long(),
 ];
 
