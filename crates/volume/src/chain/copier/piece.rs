@@ -15,25 +15,16 @@ const SLOW_INLINE_BYTES_MAX: u64 = 4 << 10;
 pub(in crate::chain) const WRITE_BYTES: u64 = 64 << 10;
 /// As `WRITE_BYTES`, on a slow link: the acknowledgements of the writes show that the member takes bytes.
 const SLOW_WRITE_BYTES: u64 = 16 << 10;
-/// Least time for which one piece is sent. Short, because the member sends a piece to the next one only after it has the whole
-/// piece.
-const PIECE_TIME_MIN: Duration = Duration::from_millis(20);
-/// Number of round trips for which one piece is sent: the link is idle for one round trip after each piece.
-const PIECE_ROUND_TRIPS: u32 = 4;
-/// Limit of the time for which one piece is sent.
-const PIECE_TIME_MAX: Duration = Duration::from_millis(500);
+/// Time for which one piece is sent. Much longer than a round trip, in which the link is idle. Short, because the member
+/// sends a piece to the next one only after it has the whole piece.
+const PIECE_TIME: Duration = Duration::from_millis(20);
 /// Limits of the size of a piece. A record that is larger is a piece of its own.
 pub(super) const PIECE_BYTES_MIN: u64 = 64 << 10;
 const PIECE_BYTES_MAX: u64 = 8 << 20;
 /// The size of the first piece, before the rate of the link is known. Links with smaller pieces are slow ones.
 pub(super) const FIRST_PIECE_BYTES: u64 = 256 << 10;
-/// Maximum number of writes in flight: enough to cover the round trip of a fast network. More writes would delay other
-/// traffic.
+/// Maximum number of writes in flight: enough to cover the round trip of a fast network.
 const WRITES_IN_FLIGHT_MAX: usize = 16;
-/// As `WRITES_IN_FLIGHT_MAX`, if a round trip takes `LONG_ROUND_TRIP` or more.
-const DISTANT_WRITES_IN_FLIGHT_MAX: usize = 64;
-/// A round trip to another site.
-const LONG_ROUND_TRIP: Duration = Duration::from_millis(10);
 
 /// The ends of the records of a log.
 pub trait RecordBounds {
@@ -90,8 +81,6 @@ pub(super) struct PieceTransfer {
     write_bytes: u64,
     started: Instant,
     silent_since: Instant,
-    /// Time until the first write was acknowledged: a round trip, and the time to send one write. Zero before.
-    round_trip: Duration,
 }
 
 /// The end of the piece that begins at `from`: the first end of a record after `bytes` bytes, or `end`. This node has validated
@@ -119,15 +108,12 @@ pub(super) fn is_inline(bytes: u64, piece_bytes: u64) -> bool {
 impl PieceTransfer {
     pub(super) fn new(from: LogPoint, end: LogPoint, piece_bytes: u64, now: Instant) -> Self {
         let write_bytes = if piece_bytes > FIRST_PIECE_BYTES { WRITE_BYTES } else { SLOW_WRITE_BYTES };
-        let (position, round_trip) = (from.position, Duration::ZERO);
-        Self { from, end, position, in_flight: 0, write_bytes, started: now, silent_since: now, round_trip }
+        Self { from, end, position: from.position, in_flight: 0, write_bytes, started: now, silent_since: now }
     }
 
     /// The next bytes to write; none while enough writes are in flight, and after the last one.
     pub(super) fn next_write(&mut self, ring_bytes: u64) -> Option<(u64, u64)> {
-        let is_distant = self.round_trip >= LONG_ROUND_TRIP;
-        let in_flight_max = if is_distant { DISTANT_WRITES_IN_FLIGHT_MAX } else { WRITES_IN_FLIGHT_MAX };
-        if self.position >= self.end.position || self.in_flight >= in_flight_max {
+        if self.position >= self.end.position || self.in_flight >= WRITES_IN_FLIGHT_MAX {
             return None;
         }
         let from = self.position;
@@ -145,15 +131,12 @@ impl PieceTransfer {
     /// Longest time of one write. Longer than the writes in flight need at the lowest rate, so that `check` finds each failure
     /// first.
     pub(super) fn write_timeout(progress: &ReplicaProgress) -> Duration {
-        progress.rate().detection_time * 2 * DISTANT_WRITES_IN_FLIGHT_MAX as u32 + progress.rate().window()
+        progress.rate().detection_time * 2 * WRITES_IN_FLIGHT_MAX as u32 + progress.rate().window()
     }
 
     pub(super) fn handle_written(&mut self, now: Instant) {
         self.in_flight -= 1;
         self.silent_since = now;
-        if self.round_trip.is_zero() {
-            self.round_trip = now.saturating_duration_since(self.started);
-        }
     }
 
     /// Excludes time that this node has used itself: it is no delay of the successor.
@@ -185,61 +168,7 @@ impl PieceTransfer {
     /// The size of the next piece, from the rate of this one.
     pub(super) fn next_piece_bytes(&self, now: Instant) -> u64 {
         let elapsed_us = now.saturating_duration_since(self.started).as_micros().max(1);
-        let piece_time = (self.round_trip * PIECE_ROUND_TRIPS).clamp(PIECE_TIME_MIN, PIECE_TIME_MAX);
-        let bytes = u128::from(self.end.position - self.from.position) * piece_time.as_micros() / elapsed_us;
+        let bytes = u128::from(self.end.position - self.from.position) * PIECE_TIME.as_micros() / elapsed_us;
         (bytes as u64).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::VecDeque;
-
-    use super::*;
-
-    const RING_BYTES: u64 = 1 << 40;
-
-    /// Sends pieces over a link for some time, and returns the rate in bytes per second. Each piece begins a round trip after
-    /// the one before has arrived.
-    fn rate_of_link(bytes_per_second: u64, round_trip: Duration) -> u64 {
-        const TIME: Duration = Duration::from_secs(20);
-        let start = Instant::now();
-        let (mut now, mut position, mut piece_bytes) = (start, 0, FIRST_PIECE_BYTES);
-        while now < start + TIME {
-            let point = |position| LogPoint { position, ..LogPoint::START };
-            let mut transfer = PieceTransfer::new(point(position), point(position + piece_bytes), piece_bytes, now);
-            let (mut link_free_at, mut acknowledgements) = (now, VecDeque::new());
-            while !transfer.is_written() {
-                while let Some((from, to)) = transfer.next_write(RING_BYTES) {
-                    link_free_at =
-                        link_free_at.max(now) + Duration::from_micros((to - from) * 1_000_000 / bytes_per_second);
-                    acknowledgements.push_back(link_free_at + round_trip);
-                }
-                now = acknowledgements.pop_front().expect("a write is in flight");
-                transfer.handle_written(now);
-            }
-            position += piece_bytes;
-            piece_bytes = transfer.next_piece_bytes(now);
-            now += round_trip;
-        }
-        position * 1_000 / now.saturating_duration_since(start).as_millis() as u64
-    }
-
-    #[test]
-    fn pieces_use_most_of_a_link_at_any_round_trip() {
-        for (mbit, round_trip_ms, mbit_min) in [
-            (1, 1, 0.9),
-            (1, 200, 0.5),
-            (10, 100, 6.0),
-            (100, 1, 85.0),
-            (100, 50, 60.0),
-            (1_000, 1, 800.0),
-            (1_000, 20, 450.0),
-            // The maximum number of writes in flight limits it.
-            (10_000, 100, 150.0),
-        ] {
-            let rate = rate_of_link(mbit * 125_000, Duration::from_millis(round_trip_ms)) as f64 / 125_000.0;
-            assert!(rate >= mbit_min, "{mbit} Mbit/s, {round_trip_ms} ms: {rate:.1} Mbit/s");
-        }
     }
 }
