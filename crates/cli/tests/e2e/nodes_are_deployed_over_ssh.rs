@@ -139,8 +139,8 @@ fn require_fork_across_hosts(hosts: &SshHosts) {
     assert!(child.starts_with("n2."), "{child}");
     let document: Value = serde_json::from_str(&hosts.run_on(1, &["farfork", "ps", "--json"])).expect("JSON");
     assert!(document.to_string().contains(child.trim()), "{document}");
-    hosts.run_on(0, &["farfork", "kill", child.trim()]);
-    hosts.run_on(0, &["farfork", "rm", child.trim()]);
+    let end = format!("farfork kill {0}; farfork wait {0}; farfork rm {0}", child.trim());
+    hosts.run_on(0, &["sh", "-c", &end]);
     hosts.run_on(0, &["farfork", "drop", seed.trim()]);
     hosts.run_on(0, &["kill", parent.trim()]);
 }
