@@ -43,11 +43,11 @@ pub(crate) struct LocalState {
 
 /// The addresses at which nodes of the cluster may be.
 pub(crate) struct JoinAddresses {
-    /// Those of the option `--join`.
+    /// Addresses of the option `--join`.
     pub(crate) configured: Vec<SocketAddr>,
-    /// Those that an earlier daemon has written.
+    /// Addresses that an earlier daemon has written.
     pub(crate) remembered: Vec<SocketAddr>,
-    /// Those in the catalog.
+    /// Addresses in the catalog.
     pub(crate) recorded: watch::Receiver<Vec<SocketAddr>>,
 }
 

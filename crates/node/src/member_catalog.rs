@@ -78,13 +78,13 @@ impl MemberCatalog {
         }
     }
 
-    /// Exchanges records with the catalog on a thread that may block. Returns whether that has succeeded.
+    /// Exchanges records with the catalog on a thread that may block. The heartbeats apply a newer roster. Returns whether that
+    /// has succeeded.
     async fn synchronize(&self) -> bool {
         let work = self.clone();
         let exchanged = tokio::task::spawn_blocking(move || work.exchange_records()).await;
         match exchanged {
             Ok(Ok(addresses)) => {
-                self.peers.apply_roster();
                 self.addresses.send_if_modified(|known| {
                     let is_new = *known != addresses;
                     *known = addresses;

@@ -189,6 +189,7 @@ impl Peers {
 
     /// After a change of the roster, drops all older connections and removes the members that it revokes. Returns these. A
     /// node that joins again under a revoked name sends heartbeats, and so becomes a member again.
+    #[must_use = "the seeds of revoked members are lost"]
     pub(crate) fn apply_roster(&self) -> Vec<NodeName> {
         let Some(credentials) = self.security.credentials() else { return Vec::new() };
         if credentials.roster_counter() == self.applied_roster().counter() {

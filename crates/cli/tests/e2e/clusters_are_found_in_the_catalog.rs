@@ -63,12 +63,15 @@ impl<'a> CatalogNode<'a> {
         wait::wait_until("the daemon answers", LIMIT, || self.farfork().run(&["nodes"]).status.success().then_some(()));
     }
 
-    /// Stops the daemon, as a shutdown of the machine does, and removes its run directory.
+    /// Stops the daemon, as a shutdown of the machine does. Removes its run directory, and the addresses of other nodes in its
+    /// trust directory, as if all nodes had others since.
     fn shut_down(&mut self) {
         let mut daemon = self.daemon.take().expect("the daemon was started");
         kill_process(Pid::from_child(&daemon), Signal::TERM).expect("our own child");
         wait::wait_exit(&mut daemon, "the daemon", LIMIT);
         fs::remove_dir_all(self.directory.join("run")).expect("the daemon has ended");
+        // A daemon that knew no other node has not written it.
+        let _ = fs::remove_file(self.directory.join("trust/members.json"));
     }
 
     /// The names of the nodes that this node sees alive.

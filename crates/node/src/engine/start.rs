@@ -27,7 +27,7 @@ use super::start_rollback::StartRollback;
 use super::zygote_cache::CachedZygote;
 use super::{Engine, SeedAccess, StartOptions, next_step, root_reuse};
 use crate::children::{ChildRecord, ChildSockets, KillLimit, StartedChild};
-use crate::clock::{self, Timestamp};
+use crate::clock;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
 
 /// The error of read(2) on a file in `/proc/PID` if the process has ended since the file was opened.
@@ -363,7 +363,8 @@ impl Engine {
         let StartRequest { source, options, .. } = start_request;
         let requested_us = requested_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let restored_us = u128::from(restored.realtime_ns / 1_000);
-        let (started_unix_ms, now) = (clock::unix_ms(requested_at), Timestamp::now());
+        let started_unix_ms = clock::unix_ms(requested_at);
+        let passed_ms = clock::unix_ms_now().saturating_sub(started_unix_ms);
         Ok(ChildRecord {
             id: id.clone(),
             seed: source.key.seed.clone(),
@@ -372,9 +373,7 @@ impl Engine {
             process: read_process_identity(restored.pid)?.to_string(),
             resume_us: u64::try_from(restored_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
             started_unix_ms,
-            started_boot_ms: now
-                .boot_ms
-                .map(|boot_ms| boot_ms.saturating_sub(now.unix_ms.saturating_sub(started_unix_ms))),
+            started_boot_ms: Some(clock::boot_ms_now().saturating_sub(passed_ms)),
             deadline_unix_ms: options.timeout.map(|limit| clock::add_duration(started_unix_ms, limit)),
             deadline_boot_ms: options.timeout.map(|limit| clock::add_duration(clock::boot_ms_now(), limit)),
             memory_bytes_max: options.limits.memory_bytes_max,
