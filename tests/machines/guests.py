@@ -122,11 +122,13 @@ class Guest:
     def try_run(self, script, limit_s=60):
         """Runs a script of bash(1). Returns its exit status, -1 after the time limit, and its output."""
         number = next(self._commands)
-        answer = lambda kind: self.control / f"{number}.{kind}"
-        answer("new").write_text(f"{limit_s}\n{script}", encoding="utf-8")
-        answer("new").rename(answer("command"))
-        wait_until(f"{self.name} answers", limit_s + 30, lambda: answer("status").exists() or self._require_running(), 0.01)
-        return int(answer("status").read_text()), answer("output").read_text(errors="replace")
+        new, command, output, status = (
+            self.control / f"{number}.{kind}" for kind in ("new", "command", "output", "status")
+        )
+        new.write_text(f"{limit_s}\n{script}", encoding="utf-8")
+        new.rename(command)
+        wait_until(f"{self.name} answers", limit_s + 30, lambda: status.exists() or self._require_running(), 0.01)
+        return int(status.read_text()), output.read_text(errors="replace")
 
     def run(self, script, limit_s=60):
         """Runs a script of bash(1), which must succeed. Returns its output."""

@@ -62,7 +62,8 @@ def test_a_clock_is_wrong(make_pair, hours):
         identity = parents.start(parent, seed, other.name)
         time.sleep(3)
         for guest in pair.guests:
-            assert re.fullmatch(r"[2-9]s|[1-5][0-9]s", parents.age(guest, identity)), guest.run("farfork ps; date")
+            # Neither nothing nor an hour, however slow the machine is.
+            assert re.fullmatch(r"[2-9]s|[1-5][0-9]s|[1-9]m", parents.age(guest, identity)), guest.run("farfork ps; date")
         parent.run(f"farfork drop --force {seed}")
 
 
@@ -73,8 +74,8 @@ def test_a_machine_whose_clock_is_late_cannot_join(make_pair):
         pair.join_by_hand()
 
 
-def test_the_kernels_differ_in_nothing_else(cluster):
-    """What the other tests rely on: the machines have different files, boots and libraries."""
+def test_the_machines_differ(cluster):
+    """The other tests rely on it: each machine has a libc and a boot of its own."""
     versions = [guest.run("ldd --version | head -1; cat /proc/sys/kernel/random/boot_id") for guest in cluster.guests]
     assert versions[0].splitlines()[0] != versions[1].splitlines()[0]
     assert versions[0].splitlines()[1] != versions[1].splitlines()[1]

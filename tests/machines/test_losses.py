@@ -15,7 +15,6 @@ def test_the_owner_of_pages_is_switched_off(make_pair):
     a, b = pair.guests
     seed = parents.prepare(a, **SLOW)
     identity = parents.start(a, seed, "b", "--strategy cow,first")
-    time.sleep(2)
     a.power_off()
     b.wait_for("the child has ended", f"farfork inspect {identity}", lambda text: "SIGBUS" in text, limit_s=90)
     log = b.run(f"farfork logs {identity}; farfork inspect {identity}; tail -5 /run/farfork/pager.log")
@@ -33,9 +32,7 @@ def test_the_node_of_a_child_is_switched_off(make_pair):
     )
     a.wait_for("the child runs", "farfork ps --running", lambda table: "running" in table)
     b.power_off()
-    begin = time.monotonic()
-    output = a.wait_for("the fork has ended", "cat /tmp/fork", lambda text: "status" in text, limit_s=60)
-    assert time.monotonic() - begin < 20, output
+    output = a.wait_for("the fork has ended", "cat /tmp/fork", lambda text: "status" in text)
     assert "node `b`" in output and "status 1" in output, output
     a.run(f"farfork drop --force {seed}")
 
@@ -63,10 +60,10 @@ def test_a_long_partition_ends_children_that_need_pages(make_pair):
     settled = parents.start(a, seed, "b", "--strategy eager")
     b.run(f"farfork settle {settled}")
     b.disconnect()
-    assert "unreachable" in b.wait_for("a is unreachable", "farfork nodes", lambda table: "unreachable" in table)
-    time.sleep(110)
-    inspected = b.run(f"farfork inspect {lost}")
-    assert "SIGBUS" in inspected, inspected
+    end = time.monotonic() + 120
+    b.wait_for("a is unreachable", "farfork nodes", lambda table: "unreachable" in table)
+    b.wait_for("the child has ended", f"farfork inspect {lost}", lambda text: "SIGBUS" in text, limit_s=180)
+    time.sleep(max(0, end - time.monotonic()))
     assert parents.child(b, settled)["state"] == "running"
     b.connect()
     pair.require_alive()
