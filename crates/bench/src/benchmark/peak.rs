@@ -20,7 +20,7 @@ use crate::reference::{PUBLISHED_FIGURES, PeakReference};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::stable_interval::StableInterval;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, SUM_ROW};
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, with_sum_row};
 use crate::samples::FigureSamples;
 use crate::workload::fork_workload::{ForkWorkload, WorkloadParent};
 use crate::workload::functions::FunctionSource;
@@ -419,7 +419,7 @@ fn hosts_table(cases: &[PeakCase], hosts: &[String], samples: &FigureSamples<Pea
     let mut table = ReportTable::new("hosts", "Children per second by hosts", &columns);
     for case in cases {
         let rows = hosts.iter().map(|host| (host.as_str(), case.of_host(host)));
-        for (name, of) in rows.chain((!hosts.is_empty()).then(|| (SUM_ROW, case.clone()))) {
+        for (name, of) in with_sum_row(rows, case.clone()) {
             let figures = [HOST_RATE, CLIENT_MEDIAN, CLIENT_P99].map(|figure| samples.cell(&of, figure));
             let key = [&case.workload, case.strategy_text(), name].map(ReportCell::text);
             table.add_row(key.into_iter().chain(figures));

@@ -1,4 +1,4 @@
-//! `HostReport`: what a run on hosts has left in the logs of each host, and on the host itself. A process on the host collects
+//! `HostReport`: messages that a run has left in the logs of a host, and its leftovers there. A process on the host collects
 //! it: `farfork bench process host-observer`, before and after the run.
 
 use std::fs;
@@ -44,10 +44,9 @@ pub(crate) struct HostStart {
 /// A host after a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct HostReport {
-    #[serde(default)]
     host: String,
     machine: MachineDescription,
-    /// What the daemon of its node has logged during the run.
+    /// Messages that the daemon of its node has logged during the run.
     daemon_log: Vec<String>,
     /// The kernel's messages during the run.
     kernel_messages: Vec<String>,
@@ -149,7 +148,7 @@ fn last_lines(mut lines: Vec<String>) -> Vec<String> {
     lines
 }
 
-/// What systemd has kept of the daemon's log since a time. Nothing without systemd.
+/// Returns the messages of the daemon in systemd's journal since a time; none without systemd.
 fn read_journal(since_unix_s: u64) -> Vec<String> {
     let mut command = Command::new("journalctl");
     command.args(["--quiet", "--unit", "farfork", "--output", "cat", "--since"]).arg(format!("@{since_unix_s}"));

@@ -1,6 +1,5 @@
 //! `Machine`: the interface by which experiments use the machines of a run. `namespace` and `remote` are the kinds of machines.
-//! `source` makes them,
-//! `program` has running programs, and `description` the hardware that figures depend on.
+//! `source` makes them, `program` has running programs, and `description` the hardware that figures depend on.
 
 pub(crate) mod description;
 pub(crate) mod namespace;

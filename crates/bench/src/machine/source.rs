@@ -49,7 +49,7 @@ impl HostOptions {
     }
 }
 
-/// What an experiment needs of its machines.
+/// The requirements of an experiment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MachineNeeds {
     /// The command, such as `bench rpc`.
@@ -123,6 +123,12 @@ impl MachineSource {
     /// The maximum number of clients of a server; `None` if it is not limited.
     pub(crate) fn clients_max(&self) -> Option<usize> {
         self.hosts.as_ref().map(|hosts| hosts.machines().count().saturating_sub(1))
+    }
+
+    /// Whether there are enough hosts for this number of clients. One client always counts as possible: `first_hosts` names the
+    /// missing hosts.
+    pub(crate) fn may_have_clients(&self, count: usize) -> bool {
+        count <= 1 || self.clients_max().is_none_or(|most| count <= most)
     }
 
     /// The first hosts of the selection; `None` on this machine.

@@ -59,7 +59,16 @@ pub(crate) struct ReportFigure {
 }
 
 /// The name of the row of all hosts together, in a table by hosts. For a time, it has the slowest one.
-pub(crate) const SUM_ROW: &str = "all";
+const SUM_ROW: &str = "all";
+
+/// Adds the row of all hosts to the rows of each host. Without hosts, there are no rows.
+pub(crate) fn with_sum_row<'a, T>(hosts: impl IntoIterator<Item = (&'a str, T)>, all: T) -> Vec<(&'a str, T)> {
+    let mut rows: Vec<_> = hosts.into_iter().collect();
+    if !rows.is_empty() {
+        rows.push((SUM_ROW, all));
+    }
+    rows
+}
 
 impl ReportTable {
     pub(crate) fn new(id: &str, title: impl Into<String>, columns: &[&str]) -> Self {

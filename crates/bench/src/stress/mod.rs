@@ -16,7 +16,7 @@ use crate::machine::source::OnHosts;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::stable_interval::StableInterval;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, SUM_ROW};
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, with_sum_row};
 use crate::samples::Spread;
 
 /// A note of sections whose reference is the rate of one client.
@@ -132,7 +132,7 @@ fn with_verdict(section: ReportSection, faults: &[String]) -> ReportSection {
 fn hosts_table(hosts: &[HostForks], all: [f64; 3]) -> ReportTable {
     let mut table = ReportTable::new("hosts", "Children by hosts", &["host", "children", "median", "p99"]);
     let rows = hosts.iter().map(|of| (of.host.as_str(), [of.per_s, of.p50_ms, of.p99_ms]));
-    for (name, [per_s, p50_ms, p99_ms]) in rows.chain((!hosts.is_empty()).then_some((SUM_ROW, all))) {
+    for (name, [per_s, p50_ms, p99_ms]) in with_sum_row(rows, all) {
         let time = |value| Some(ReportFigure::single(value, "ms", BetterDirection::Lower)).into();
         let rate = Some(ReportFigure::single(per_s, "1/s", BetterDirection::Higher)).into();
         table.add_row([ReportCell::text(name), rate, time(p50_ms), time(p99_ms)]);

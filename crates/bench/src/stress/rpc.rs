@@ -20,7 +20,7 @@ use crate::experiment::testbed::Testbed;
 use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 use crate::options::{count, parse_seconds};
 use crate::report::section::ReportSection;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, SUM_ROW};
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, with_sum_row};
 
 /// The default case: few enough nodes and threads for a small machine.
 const DEFAULT_CASE: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::SINGLE_CONNECTION };
@@ -169,8 +169,8 @@ fn stress_rpc_section(interval_s: f64, case: &RpcCase, outcome: &StressRpcOutcom
 /// The calls of each client host, and their sum. No rows on one machine.
 fn hosts_table(run: &RpcRunOutcome) -> ReportTable {
     let mut table = ReportTable::new("hosts", "Calls by client hosts", &["host", "calls"]);
-    let sum = (!run.hosts.is_empty()).then_some((SUM_ROW, run.per_s));
-    for (name, per_s) in run.hosts.iter().map(|calls| (calls.host.as_str(), calls.per_s)).chain(sum) {
+    let rows = run.hosts.iter().map(|calls| (calls.host.as_str(), calls.per_s));
+    for (name, per_s) in with_sum_row(rows, run.per_s) {
         let figure = ReportFigure::single(per_s, "1/s", BetterDirection::Higher);
         table.add_row([ReportCell::text(name), Some(figure).into()]);
     }

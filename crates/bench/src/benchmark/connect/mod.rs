@@ -157,9 +157,7 @@ impl Benchmark for BenchConnect {
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let (mut cases, samples) = (self.cases(), FigureSamples::create(&self.samples)?);
-        if let Some(most) = run.machines.clients_max().filter(|_| self.clients.is_empty()) {
-            cases.retain(|case| case.clients <= most.max(1));
-        }
+        cases.retain(|case| !self.clients.is_empty() || run.machines.may_have_clients(case.clients));
         let clients = cases.iter().map(|case| case.clients).max().unwrap_or(1);
         let testbed = Testbed::new(&run.machines, clients)?;
         testbed.machines().try_for_each(|machine| CONNECT.install(machine))?;

@@ -9,7 +9,7 @@ use super::{
 use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
-use crate::report::table::{ReportCell, ReportTable, SUM_ROW};
+use crate::report::table::{ReportCell, ReportTable, with_sum_row};
 
 /// Number of network cards of a node, which is also the number of paths between two nodes.
 const NICS_PER_NODE: usize = 1;
@@ -149,9 +149,8 @@ impl ConnectResults<'_> {
         let mut table = ReportTable::new("hosts", "Connections by client hosts", &columns);
         for (case, (protection_name, protection)) in self.protected_cases() {
             let all = ConnectSampleCase::new(case, ConnectSeries::Connections(protection));
-            let hosts = self.case_hosts(case);
-            let rows = hosts.iter().map(|host| (host.as_str(), all.clone().of_host(host)));
-            for (name, sample_case) in rows.chain((!hosts.is_empty()).then(|| (SUM_ROW, all.clone()))) {
+            let rows = self.case_hosts(case).iter().map(|host| (host.as_str(), all.clone().of_host(host)));
+            for (name, sample_case) in with_sum_row(rows, all.clone()) {
                 let key =
                     [case.clients.to_string(), case.threads.to_string(), protection_name.to_owned(), name.to_owned()];
                 let figures = [RATE, MEDIAN, P99].map(|figure| self.samples.cell(&sample_case, figure));

@@ -10,7 +10,7 @@ use crate::endpoint::specification::RpcSystem;
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
-use crate::report::table::{ReportCell, ReportFigure, ReportTable, SUM_ROW};
+use crate::report::table::{ReportCell, ReportFigure, ReportTable, with_sum_row};
 use crate::samples::Spread;
 
 /// Minimum rate of an echo over veth, in messages per second. A slower echo was disturbed by other load, and is not a
@@ -174,10 +174,9 @@ impl RpcResults<'_> {
         let columns = ["load", "host", RATE.name, MEDIAN.name];
         let mut table = ReportTable::new("hosts", "Calls by client hosts", &columns);
         for case in &self.cases {
-            let hosts = self.hosts(case);
-            let rows = hosts.iter().map(|host| (*host, RpcSampleCase::of_host(*case, host)));
+            let rows = self.hosts(case).into_iter().map(|host| (host, RpcSampleCase::of_host(*case, host)));
             let sum = RpcSampleCase::new(*case, RpcSeries::Calls(RpcSystem::Farfork));
-            for (name, sample_case) in rows.chain((!hosts.is_empty()).then_some((SUM_ROW, sum))) {
+            for (name, sample_case) in with_sum_row(rows, sum) {
                 let figures = [RATE, MEDIAN].map(|figure| self.samples.cell(&sample_case, figure));
                 table.add_row([ReportCell::text(load_text(case)), ReportCell::text(name)].into_iter().chain(figures));
             }

@@ -176,9 +176,7 @@ impl EtcdCatalog {
     /// Executes operations if a key has a `mod_revision`, and writes the key `changes`. The reply to a failed comparison has
     /// the present value of the key.
     fn change(&self, key: &str, revision: u64, operation: TxnOp) -> Result<EtcdReply<TxnResponse>, CatalogError> {
-        let is_present = Compare::mod_revision(key, CompareOp::Equal, revision.cast_signed());
-        let transaction = Txn::new().when([is_present]).and_then([operation, self.change_mark()]);
-        self.execute(transaction.or_else([TxnOp::get(key, None)]), "write")
+        self.execute_if(key, revision, [operation, self.change_mark()])
     }
 
     /// The operation of each change that writes the key `changes`.
@@ -186,10 +184,15 @@ impl EtcdCatalog {
         TxnOp::put(self.single_key("changes"), "", None)
     }
 
-    /// Writes a key that has a `mod_revision`. The reply to a failed comparison has the present value of the key.
-    fn put_if(&self, key: &str, revision: u64, value: &[u8]) -> Result<EtcdReply<TxnResponse>, CatalogError> {
+    /// Executes operations if a key has a `mod_revision`. The reply to a failed comparison has the present value of the key.
+    fn execute_if<const N: usize>(
+        &self,
+        key: &str,
+        revision: u64,
+        operations: [TxnOp; N],
+    ) -> Result<EtcdReply<TxnResponse>, CatalogError> {
         let is_present = Compare::mod_revision(key, CompareOp::Equal, revision.cast_signed());
-        let transaction = Txn::new().when([is_present]).and_then([TxnOp::put(key, value, None)]);
+        let transaction = Txn::new().when([is_present]).and_then(operations);
         self.execute(transaction.or_else([TxnOp::get(key, None)]), "write")
     }
 
@@ -299,7 +302,7 @@ impl Catalog for EtcdCatalog {
 
     fn write_cluster(&self, cluster: &str) -> Result<String, CatalogError> {
         let key = self.single_key("cluster");
-        let EtcdReply { reply, .. } = self.put_if(&key, 0, cluster.as_bytes())?;
+        let EtcdReply { reply, .. } = self.execute_if(&key, 0, [TxnOp::put(key.as_str(), cluster, None)])?;
         let present = if reply.succeeded() { None } else { present_value(&reply) };
         Ok(present.map_or_else(|| cluster.to_owned(), |pair| String::from_utf8_lossy(pair.value()).into_owned()))
     }
@@ -317,7 +320,9 @@ impl Catalog for EtcdCatalog {
     }
 
     fn write_roster(&self, roster: &RosterRecord) -> Result<bool, CatalogError> {
-        let EtcdReply { reply, .. } = self.put_if(&self.single_key("roster"), roster.revision, &roster.bytes)?;
+        let key = self.single_key("roster");
+        let put = TxnOp::put(key.as_str(), roster.bytes.clone(), None);
+        let EtcdReply { reply, .. } = self.execute_if(&key, roster.revision, [put])?;
         Ok(reply.succeeded())
     }
 
