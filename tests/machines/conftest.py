@@ -61,6 +61,9 @@ class Pair:
         a.start_node(f"{guide.command('farfork node --name a')} {options}")
         a.run(guide.command("farfork cluster token"))
         b.start_node(f"{guide.command('farfork node --name b')} {options}")
+        for guest in self.guests:
+            # The files that ssh and these tests have copied, for a loss of power. Those of farfork must survive by themselves.
+            guest.run("sync /usr/local/bin/farfork ~/.ssh/*")
         self.require_alive()
 
     def require_alive(self, limit_s=60):

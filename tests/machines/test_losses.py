@@ -75,8 +75,6 @@ def test_a_node_returns_after_a_reboot_without_a_token(make_pair):
     pair = make_pair()
     pair.join_by_hand()
     for guest in pair.guests:
-        # The files that ssh and this test have copied. Those of farfork must survive by themselves.
-        guest.run("sync /usr/local/bin/farfork ~/.ssh/*")
         guest.power_off()
     service = guide.service_command()
     for guest in pair.guests:
