@@ -54,6 +54,8 @@ fn myself() -> Member {
         children: 0,
         not_ready: None,
         processor: None,
+        version: String::new(),
+        pid: 1,
     }
 }
 
