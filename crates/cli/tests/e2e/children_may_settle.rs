@@ -73,7 +73,7 @@ fn while_cut() {
     thread::sleep(Duration::from_millis(1500));
     cluster.restore_link(1);
     let ended = wait::wait_with_output(settling, "settle", SETTLED_LIMIT);
-    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    ended.require_success();
     cluster.wait_until_all_are_alive();
     cluster.first().json(&["drop", seed.id()]);
     seed.release_children(&children);
@@ -93,7 +93,7 @@ fn while_pager_dies() {
         cluster.kill_pager(1);
     }
     let ended = wait::wait_with_output(settling, "settle", SETTLED_LIMIT);
-    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    ended.require_success();
     cluster.first().json(&["drop", seed.id()]);
     cluster.kill_pager(1);
     seed.release_children(&children);

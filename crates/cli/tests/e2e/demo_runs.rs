@@ -69,7 +69,7 @@ fn marks(pid: u32, temporary: &TestDirectory) -> RunMarkers {
 
 fn run(arguments: &[&str]) -> Value {
     let ended = RunningDemo::start(&[arguments, &["--json"]].concat()).wait();
-    assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
+    ended.require_success();
     serde_json::from_str(&ended.stdout).expect("JSON")
 }
 
@@ -100,7 +100,7 @@ fn agent() {
 
 fn progress_in_log() {
     let ended = RunningDemo::start(&SMALL_INDEX).wait();
-    assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
+    ended.require_success();
     for step in ["building an index", "os.fork()", "pickling", "preparing", "removing everything"] {
         assert_eq!(ended.stderr.lines().filter(|line| line.contains(step)).count(), 1, "{step}: {}", ended.stderr);
     }

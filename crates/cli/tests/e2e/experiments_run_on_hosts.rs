@@ -46,7 +46,7 @@ impl ExperimentHosts {
     #[track_caller]
     fn measure(&self, experiment: &[&str]) -> Value {
         let output = self.run(&[experiment, &["--json"]].concat());
-        assert!(output.status.success(), "{}{}", output.stdout, output.stderr);
+        output.require_success();
         let document: Value = serde_json::from_str(&output.stdout).expect("a JSON document");
         for host in document["hosts"].as_array().expect("a list of hosts") {
             assert_eq!((&host["errors"], &host["left"]), (&json!([]), &json!([])), "{document}");
@@ -122,7 +122,7 @@ fn nodes_are_measured() {
     missing.require_failure(1, &["host n1: no node answers at /run/farfork/node.sock", "`farfork cluster deploy`"]);
     coordinator.wait_until_clean();
     let deployed = coordinator.run(&["cluster", "deploy"]);
-    assert!(deployed.status.success(), "{}{}", deployed.stdout, deployed.stderr);
+    deployed.require_success();
 
     let document = coordinator.measure(&fork);
     let figures = document["figures"].as_array().expect("figures");
@@ -158,5 +158,5 @@ fn nodes_are_measured() {
         wait::wait_until("the seeds are dropped", LIMIT, || (!coordinator.has_seeds()).then_some(()));
     }
     let undeployed = coordinator.run(&["cluster", "undeploy"]);
-    assert!(undeployed.status.success(), "{}{}", undeployed.stdout, undeployed.stderr);
+    undeployed.require_success();
 }

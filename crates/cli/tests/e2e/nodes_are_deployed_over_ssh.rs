@@ -36,7 +36,7 @@ fn undeploy(hosts: &SshHosts, inventory: &Path, arguments: &[&str]) -> CommandOu
 /// Requires success. Returns the outcome of each host from the JSON document.
 #[track_caller]
 fn outcomes(output: &CommandOutput) -> Vec<(String, String)> {
-    assert!(output.status.success(), "{}{}", output.stdout, output.stderr);
+    output.require_success();
     let document: Value = serde_json::from_str(&output.stdout).expect("a JSON document");
     let value = |host: &Value, key: &str| host[key].as_str().expect("text").to_owned();
     let hosts = document["hosts"].as_array().expect("hosts").iter();

@@ -22,7 +22,7 @@ const RUN_LIMIT: Duration = Duration::from_secs(900);
 fn soak(seconds: &str) -> Value {
     let arguments = ["stress", "paging", "--seconds", seconds, "--seed", "1", "--json"];
     let ended = Farfork::at("/nonexistent".as_ref()).run_within(RUN_LIMIT, &arguments);
-    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    ended.require_success();
     let said: Value = serde_json::from_str(&ended.stdout).expect("JSON");
     let outcome = said["outcome"].clone();
     for done in ["rounds", "sound", "pages_verified", "seeds"] {

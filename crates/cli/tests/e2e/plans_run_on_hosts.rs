@@ -130,7 +130,7 @@ fn steps_run_in_order() {
     );
 
     let ran = coordinator.bench("run", &plan, &[]);
-    assert!(ran.status.success(), "{}{}", ran.stdout, ran.stderr);
+    ran.require_success();
     assert!(
         ran.stdout.contains("n2 [clients] to the log") && ran.stdout.contains("HERE [sum] size 22 on"),
         "{}",
@@ -159,7 +159,7 @@ fn steps_run_in_order() {
     let excluded = coordinator.bench("run", &plan, &["--exclude", "n2"]);
     excluded.require_failure(1, &["plan.toml:", "no hosts"]);
     let cleaned = coordinator.bench("clean", &plan, &[]);
-    assert!(cleaned.status.success(), "{}{}", cleaned.stdout, cleaned.stderr);
+    cleaned.require_success();
     coordinator.require_cleaned();
     coordinator.wait_until_idle("");
 }
@@ -215,7 +215,7 @@ fn large_output() {
     let steps = "[[steps]]\nname = \"large\"\nhosts = [\"all\"]\ncommand = [\"sh\", \"-c\", \"head -c 1073741824 /dev/zero | tr '\\\\0' x | fold -w 4095\"]\n";
     let plan = coordinator.write_plan(steps);
     let ran = coordinator.bench("run", &plan, &["--json"]);
-    assert!(ran.status.success(), "{}{}", ran.stdout, ran.stderr);
+    ran.require_success();
     for host in ["n1", "n2"] {
         let path = coordinator.directory.path().join(format!("results/latest/round-1/large.{host}.out"));
         assert!(fs::metadata(path).expect("the output").len() >= 1 << 30);

@@ -67,7 +67,7 @@ fn run_module(cluster: Option<&Cluster>, arguments: &[&str]) {
     let mut command = python(cluster);
     command.args(["-m", "unittest"]).args(arguments);
     let ended = wait::wait_with_output(command.spawn().expect("Python"), &arguments.join(" "), MODULE_LIMIT);
-    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    ended.require_success();
 }
 
 /// Runs the tests of `tests/cluster/test_NAME.py`.
@@ -213,7 +213,7 @@ fn install_library(test: &str) -> PathBuf {
     make.arg(format!("PREFIX={}", prefix.display()));
     let spawned = make.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let ended = wait::wait_with_output(spawned.expect("make"), "the C library", MAKE_LIMIT);
-    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    ended.require_success();
     prefix
 }
 

@@ -458,7 +458,7 @@ fn run_benchmark(name: &str, arguments: &[&str]) -> Value {
     let child = Farfork::at(Path::new("/nonexistent")).spawn(&arguments);
     let pid = child.id();
     let ended = wait::wait_with_output(child, &format!("farfork bench {name}"), RUN_LIMIT);
-    assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
+    ended.require_success();
     let marks = marks(pid);
     wait::wait_until("nothing is left of the benchmark", REMAINS_LIMIT, || {
         leftovers::find_leftovers(&marks).is_empty().then_some(())

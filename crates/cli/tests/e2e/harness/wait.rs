@@ -42,6 +42,13 @@ pub(crate) struct CommandOutput {
 }
 
 impl CommandOutput {
+    /// Requires that the command succeeded. The message begins with the cause, because reports show its first line.
+    #[track_caller]
+    pub(crate) fn require_success(&self) {
+        let cause = self.stderr.lines().rfind(|line| line.starts_with("farfork: ")).unwrap_or_default();
+        assert!(self.status.success(), "{}; {cause}\n{}{}", self.status, self.stderr, self.stdout);
+    }
+
     /// Requires that the command failed with this exit status and a message that has all these parts.
     #[track_caller]
     pub(crate) fn require_failure(&self, status: i32, parts: &[&str]) {
