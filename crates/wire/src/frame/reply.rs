@@ -19,7 +19,7 @@ pub(super) const GRANTED_BYTES_MAX: usize = GRANTS_MAX * GRANT_BYTES;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The owner does not have the seed, or no longer has it.
-    #[error("its owner does not have it: it was dropped, or its node was restarted")]
+    #[error("its owner does not have it: it was dropped, its template has ended, or its node was restarted")]
     UnknownSeed,
     /// The token does not match the seed's.
     #[error("the token does not match")]

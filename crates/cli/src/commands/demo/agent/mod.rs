@@ -28,8 +28,8 @@ const WARM_STEPS: u32 = 1_000_000;
 ///
 /// Starts three nodes on this machine, and a Python process on the first node that searches for a short tour through
 /// 600 cities. In each round, every branch is a child on another node that continues from the same tour in its own way.
-/// The best child is prepared and branched again. At the end it has all its memory, the others are killed, and the
-/// seeds are dropped. It needs what `farfork demo` needs, and removes everything that it made.
+/// The best child gets all its memory, the others are killed, and the best one is prepared and branched again. At the
+/// end, the seeds are dropped. It needs what `farfork demo` needs, and removes everything that it made.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -88,12 +88,9 @@ impl AgentDemo {
         let mut parent = script.start(cluster.parent_node(), &[&WARM_STEPS.to_string()])?;
         let warm: WarmAgent = parent.read_document().await?;
 
-        let (rounds, best) = self.run_rounds(&cluster, &parent, &progress).await?;
-        progress.show_step(format!("settling {}: it gets all its memory", best.child.id));
-        let settle_us = settle(&cluster, &best.child).await?;
+        let (rounds, best, settle_us) = self.run_rounds(&cluster, &parent, &progress).await?;
         progress.show_step("dropping the seeds");
-        // Drop the latest seed first, because the seed of a child needs the seed from which that child was forked.
-        for round in rounds.iter().rev() {
+        for round in &rounds {
             drop_seed(&cluster, &round.seed).await?;
         }
         let kept = KeptBranch { child: best.child.id.clone(), node: best.child.node.clone(), settle_us };
@@ -111,15 +108,17 @@ impl AgentDemo {
         })
     }
 
-    /// Runs all rounds. Returns the figures of every round, and the best branch of the last one.
+    /// Runs all rounds. Returns the figures of every round, the best branch of the last one, and the time in which that
+    /// branch got all its memory, in microseconds.
     async fn run_rounds(
         &self,
         cluster: &DemoCluster,
         parent: &DemoProgram,
         progress: &DemoProgress,
-    ) -> anyhow::Result<(Vec<RoundFigures>, AgentBranch)> {
+    ) -> anyhow::Result<(Vec<RoundFigures>, AgentBranch, u64)> {
         let mut rounds = Vec::new();
         let mut best: Option<AgentBranch> = None;
+        let mut settle_us = 0;
         for round in 1..=self.rounds {
             let (node, pid) = match &best {
                 Some(best) => (best.child.node.as_str(), best.child.pid),
@@ -129,14 +128,17 @@ impl AgentDemo {
             let inherited = best.as_ref().map_or(&[][..], |best| &best.result.branches);
             let branched = self.branch(cluster, node, pid, round, inherited).await?;
             rounds.push(branched.figures()?);
-            // The best branch replaces the branch that it was forked from.
             let mut branches = branched.branches.into_iter();
-            let dropped = std::mem::replace(&mut best, branches.next());
-            for branch in branches.chain(dropped) {
+            let next = branches.next().context("the round has no branch")?;
+            progress.show_step(format!("round {round}: settling {}: it gets all its memory", next.child.id));
+            settle_us = settle(cluster, &next.child).await?;
+            // A seed ends with the child that it was made of. So kill that child only now that the best branch, which
+            // replaces it, needs no page of the seed.
+            for branch in branches.chain(best.replace(next)) {
                 kill(cluster, &branch.child).await?;
             }
         }
-        Ok((rounds, best.context("there is no round")?))
+        Ok((rounds, best.context("there is no round")?, settle_us))
     }
 
     /// Prepares a process, forks it onto the nodes where it does not run, and checks the decisions of the branches.
