@@ -10,7 +10,8 @@ use super::{announce_port, print_line};
 /// Number of questions. The fastest answer counts.
 const QUESTIONS: usize = 200;
 
-fn now_unix_ns() -> i64 {
+/// The wall clock, in ns since 1970.
+pub(crate) fn now_unix_ns() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64
 }
 

@@ -3,7 +3,7 @@
 //! `experiment` starts this program on a machine as `farfork bench process endpoint`, with an `EndpointSpec`. `workload` and `peer` make
 //! and answer the calls.
 
-mod clock;
+pub(crate) mod clock;
 pub(crate) mod specification;
 
 use std::io::{self, Read as _, Write as _};

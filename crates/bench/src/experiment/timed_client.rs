@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io::{self, BufRead as _};
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use farfork_api::failure::Failure;
 use farfork_api::v1;
@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 
 use super::node_client::NodeClient;
 use super::nodes::ClusterNode;
+use crate::endpoint::clock::now_unix_ns;
 use crate::endpoint::print_line;
 use crate::error::BenchError;
 use crate::machine::program::RunningProgram;
@@ -102,10 +103,9 @@ impl TimedClient {
 
 /// Waits for the answer of a request.
 async fn measure_time<T>(request: impl Future<Output = Result<T, Failure>>) -> Result<TimedAnswer<T>, Failure> {
-    let (sent, sent_at) = (Instant::now(), SystemTime::now());
+    let (sent, sent_unix_ns) = (Instant::now(), now_unix_ns());
     let message = request.await?;
     let round_trip_ns = sent.elapsed().as_nanos() as u64;
-    let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
     Ok(TimedAnswer { sent_unix_ns, round_trip_ns, message })
 }
 

@@ -77,7 +77,7 @@ impl Middle {
 
     fn prepare_process(&self, pid: i32, options: &[&str]) -> Seed {
         let ended = self.farfork.run(&[&["prepare", &pid.to_string(), "--json"], options].concat());
-        assert!(ended.status.success(), "{}", ended.stderr);
+        ended.require_success();
         Seed::from_json(&self.farfork, &ended.stdout)
     }
 }

@@ -401,7 +401,7 @@ fn up_restart_of_dying() {
     ptrace::detach(killed).expect(tracer);
     cluster.wait_for_end(1);
     let restarted = wait::wait_with_output(restart, "the restart", REPLACEMENT_LIMIT);
-    assert!(restarted.status.success(), "{}", restarted.stderr);
+    restarted.require_success();
     let nodes = cluster.first().json(&["nodes"]);
     assert_eq!(nodes.to_string().matches("\"alive\"").count(), 2, "{nodes}");
 }

@@ -150,13 +150,13 @@ fn stopped_detached(cluster: &Cluster) {
         assert_eq!(never_started + started.len(), count, "{document}");
         assert_eq!(running(cluster, &seed), started.len());
         let killed = cluster.first().run(&[&["kill", "--signal", "KILL", "--wait"], &*started].concat());
-        assert!(killed.status.success(), "{}", killed.stderr);
+        killed.require_success();
         assert_eq!(running(cluster, &seed), 0);
         never_started
     });
     assert!(never_started.any(|count| count > 0), "all children were started");
     let dropped = cluster.first().run(&["drop", seed.id()]);
-    assert!(dropped.status.success(), "{}", dropped.stderr);
+    dropped.require_success();
     std::mem::forget(seed);
 }
 

@@ -74,7 +74,7 @@ fn roles() {
     let names_option = nobody.stderr.contains("no identity at") && nobody.stderr.contains("with --trust");
     assert!(names_option, "{}", nobody.stderr);
     let dropped = remote(&cluster, 0, &client, &["drop", seed.id()]);
-    assert!(dropped.status.success(), "{}", dropped.stderr);
+    dropped.require_success();
     assert_eq!(other.stop(), Vec::<String>::new());
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }

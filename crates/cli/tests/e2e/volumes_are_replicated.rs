@@ -202,7 +202,7 @@ fn down_after_umount() {
         thread::sleep(Duration::from_millis(500));
         drop(file);
         let ended = down.join().expect("the thread ends");
-        assert!(ended.status.success(), "{}", ended.stderr);
+        ended.require_success();
     });
     assert!(!Path::new(&run_dir).exists(), "the cluster was not removed");
 }

@@ -8,8 +8,9 @@ mod process;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
+use crate::endpoint::clock::now_unix_ns;
 use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::workload::micro::{ChildReport, MICRO, Micro, MicroOptions, PAYLOAD_TOUCH, ns_to_ms};
@@ -167,8 +168,4 @@ impl CriuSubject {
 
 fn elapsed_ms(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
-}
-
-fn now_unix_ns() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64
 }

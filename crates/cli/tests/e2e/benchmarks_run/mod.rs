@@ -424,7 +424,7 @@ fn all() {
     assert!(markdown.contains("| processes | fork() of each, ms |"), "{markdown}");
     let out = out.to_string_lossy();
     let compared = Farfork::at(Path::new("/nonexistent")).run(&["bench", "report", &out, "--against", &out]);
-    assert!(compared.status.success(), "{}", compared.stderr);
+    compared.require_success();
     assert!(read("report.md").contains("(within noise)") && !read("report.md").contains("(slower)"));
 }
 

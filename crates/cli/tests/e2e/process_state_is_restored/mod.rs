@@ -446,7 +446,7 @@ fn first_of_a_namespace(cluster: &Cluster) {
     let pid = outside.0.id();
     let inside = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("unshare(1) waits for it");
     let prepared = cluster.first().run(&["prepare", inside.trim(), "--json"]);
-    assert!(prepared.status.success(), "{}", prepared.stderr);
+    prepared.require_success();
     let seed = Seed::from_json(cluster.first(), &prepared.stdout);
     require_pass(cluster.first(), &seed.fork_detached(&["1".to_owned()], &["--to", cluster.name(1)]));
     fs::write(files.path().join("told"), "").expect("a scratch directory can be written");
