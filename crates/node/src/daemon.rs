@@ -30,7 +30,7 @@ use farfork_trust::Credentials;
 use farfork_wire::{NodeName, SeedId};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 
 use crate::api_server;
@@ -166,15 +166,13 @@ async fn serve_until_signal(
 ) -> Result<(), DaemonError> {
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
-    let RunningDaemon { run_dir, node, join, metrics: metrics_listener, .. } = running;
-    let trust = node.peers.security().credentials().map(Credentials::directory);
-    let member_file = MemberFile::read(run_dir, trust);
+    let RunningDaemon { run_dir, node, member_file, join, metrics: metrics_listener, .. } = running;
     let (found, recorded) = watch::channel(Vec::new());
     let member_catalog = match members {
         Some(members) => MemberCatalog::open(&node.peers, members, found).await,
         None => None,
     };
-    let join = JoinAddresses { configured: join.clone(), remembered: member_file.addresses(), recorded };
+    let join = JoinAddresses { configured: join.clone(), remembered: member_file.lock().await.addresses(), recorded };
     heartbeat::join_members(&node.peers, &join.all()).await?;
     let programs = program::listen(&run_dir.program_socket());
     let programs = programs.map_err(DaemonError::listen(run_dir.program_socket().display()))?;
@@ -197,7 +195,7 @@ async fn serve_until_signal(
     let handle_revoked = move |owner: &NodeName| {
         lost_seeds::report_to_pager(&task_node, owner, &[], "its node was revoked");
     };
-    tasks.spawn(heartbeat::run(node.peers.clone(), join, member_file, own_state, handle_revoked));
+    tasks.spawn(heartbeat::run(node.peers.clone(), join, member_file.clone(), own_state, handle_revoked));
     tasks.spawn(pager_supervisor::run(node.clone()));
     tasks.spawn(service::run_lease_expiry(node.clone()));
     tasks.spawn(run_cache_eviction(node.clone()));
@@ -228,6 +226,7 @@ async fn serve_until_signal(
 struct RunningDaemon {
     run_dir: RunDir,
     node: Arc<Node>,
+    member_file: Arc<Mutex<MemberFile>>,
     join: Vec<SocketAddr>,
     metrics: Option<TcpListener>,
     /// Servers that stop when they are dropped.
@@ -252,7 +251,7 @@ impl RunningDaemon {
         let _ = fs::remove_file(self.run_dir.socket());
         let _ = fs::remove_file(self.run_dir.program_socket());
         let _ = fs::remove_file(self.run_dir.fabric_socket());
-        MemberFile::remove(&self.run_dir);
+        self.member_file.blocking_lock().close();
     }
 }
 
@@ -356,12 +355,13 @@ fn assemble_node(
     let own = LocalSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
     let engine = Engine::new(run_dir.clone(), zygote_limits, local, pool, pager.clone(), own, credentials);
     let children = adopt_children(&run_dir, pager, leftovers)?;
+    let member_file = MemberFile::read(&run_dir, security.credentials().map(Credentials::directory));
     let peers = Arc::new(Peers::new(me, security));
     let seeds = SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images);
     let node = Node::new(peers, seeds, children, child_budget, engine, pager.clone(), offload);
     let node = Arc::new(node);
-    let fabric = (tcp_server, shm_server);
-    Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: fabric, volumes, lock, _leaf: leaf })
+    let (member_file, fabric) = (Arc::new(Mutex::new(member_file)), (tcp_server, shm_server));
+    Ok(RunningDaemon { run_dir, node, member_file, join, metrics, _fabric: fabric, volumes, lock, _leaf: leaf })
 }
 
 /// Starts the service that runs the processes of the node's volumes.

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use farfork_api::client::{peer_client, request_with_timeout};
 use farfork_api::failure::Failure;
@@ -13,14 +13,14 @@ use farfork_api::v1;
 use farfork_cluster::membership::{HEARTBEAT_INTERVAL, JoinError, Member, MembershipEvent};
 use farfork_trust::Credentials;
 use farfork_wire::NodeName;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tonic::Code;
 
 use crate::auth::Caller;
 use crate::clock::unix_ms_now;
-use crate::member_file::MemberFile;
+use crate::member_file::{self, MemberFile};
 use crate::peers::Peers;
 use crate::trust;
 
@@ -64,7 +64,7 @@ impl JoinAddresses {
 pub(crate) async fn run(
     peers: Arc<Peers>,
     join: JoinAddresses,
-    mut member_file: MemberFile,
+    member_file: Arc<Mutex<MemberFile>>,
     own_state: impl Fn() -> LocalState,
     handle_revoked: impl Fn(&NodeName),
 ) {
@@ -93,7 +93,7 @@ pub(crate) async fn run(
             addresses.extend(unknown_addresses(&peers, &possible));
             peers.apply_roster().iter().for_each(&handle_revoked);
             peers.drop_stale_channels();
-            member_file.save(&peers.others(), SystemTime::now());
+            member_file::save_in_background(&member_file, peers.others());
         }
         for address in addresses {
             let peers = peers.clone();

@@ -4,12 +4,15 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::mem;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use farfork_api::run_dir::RunDir;
 use farfork_trust::TrustDirectory;
+use tokio::sync::Mutex;
 
 /// An address at which no node was known for this time is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(30 * 24);
@@ -26,6 +29,7 @@ const REFRESH_INTERVAL: Duration = Duration::from_hours(24);
 /// Without an identity there is no trust directory. Then nothing says to which cluster the addresses belong after a stop.
 #[derive(Debug)]
 pub(crate) struct MemberFile {
+    /// Empty once the daemon stops.
     paths: Vec<PathBuf>,
     /// The address of each node, and the time when a node was known there, in seconds since 1970.
     saved: BTreeMap<SocketAddr, u64>,
@@ -75,10 +79,20 @@ impl MemberFile {
         }
     }
 
-    /// Removes the file in the run directory, because the daemon stops.
-    pub(crate) fn remove(run_dir: &RunDir) {
-        // The file may not exist.
-        let _ = fs::remove_file(run_dir.member_file());
+    /// Removes the file in the run directory, because the daemon stops. Later calls of [`MemberFile::save`] write nothing.
+    pub(crate) fn close(&mut self) {
+        if let Some(in_run_dir) = mem::take(&mut self.paths).first() {
+            // The file may not exist.
+            let _ = fs::remove_file(in_run_dir);
+        }
+    }
+}
+
+/// Calls [`MemberFile::save`] on another thread, because heartbeats must not wait for a disk. While an earlier call runs, does
+/// nothing: the next round of heartbeats calls again.
+pub(crate) fn save_in_background(file: &Arc<Mutex<MemberFile>>, known: Vec<SocketAddr>) {
+    if let Ok(mut file) = Arc::clone(file).try_lock_owned() {
+        tokio::task::spawn_blocking(move || file.save(&known, SystemTime::now()));
     }
 }
 
@@ -102,8 +116,10 @@ mod tests {
 
         std::fs::write(run_dir.member_file(), b"damaged").unwrap();
         assert!(MemberFile::read(&run_dir, None).addresses().is_empty());
-        MemberFile::read(&run_dir, Some(&trust)).save(&[one], now);
-        MemberFile::remove(&run_dir);
+        let mut file = MemberFile::read(&run_dir, Some(&trust));
+        file.save(&[one], now);
+        file.close();
+        file.save(&[one, two], now);
         assert!(!run_dir.member_file().exists());
         assert_eq!(MemberFile::read(&run_dir, Some(&trust)).addresses(), [one]);
     }
