@@ -1,11 +1,12 @@
 //! The file system of a node's run directory is full. Running children continue and their ends are reported. New
 //! children are refused with the reason. When there is free space again, forks succeed.
 
+use std::fs;
 use std::thread;
 use std::time::Duration;
 
 use crate::harness::seed::EXIT_VERIFIED;
-use crate::harness::{Cluster, Disk, Parent, Program, Seed};
+use crate::harness::{Cluster, Disk, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[Test::alone("while_children_fetch_pages", under_children)];
@@ -16,6 +17,12 @@ const DISK_MIB: u64 = 64;
 
 /// Number of bytes to free, so that a starting daemon can write its state file on the full disk.
 const STATE_BYTES: u64 = 16 << 10;
+
+/// Number of containers that a node keeps ready: the default of `--pool`.
+const POOL_SIZE: usize = 8;
+
+/// Longest wait until the pool is full again.
+const POOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Minimum time for which children touch memory, in milliseconds.
 const PAGING_MS: &str = "700";
@@ -28,6 +35,8 @@ fn under_children() {
     let to = ["--to", cluster.name(1)];
     let payloads = [61, 62, 63].map(|number| format!("{number} {PAGING_MS} held"));
     let children = seed.fork_detached(&payloads, &to);
+    // A container that could not be built would free the space of its files, and a fork could use that.
+    wait_for_full_pool(&cluster);
     disk.fill();
 
     let directory = cluster.run_dir(1).join("children");
@@ -52,4 +61,14 @@ fn under_children() {
     parent.require_unharmed();
     drop((seed, parent));
     assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// Waits until the second node has built containers for those that children have taken.
+fn wait_for_full_pool(cluster: &Cluster) {
+    let directory = cluster.run_dir(1).join("containers");
+    wait::wait_until("a full pool of containers", POOL_LIMIT, || {
+        let records = fs::read_dir(&directory).expect("the node has started").flatten();
+        let ready = records.filter(|record| record.path().extension().is_some_and(|kind| kind == "waiting"));
+        (ready.count() == POOL_SIZE).then_some(())
+    });
 }
