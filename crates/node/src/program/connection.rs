@@ -14,6 +14,7 @@ use farfork_program::layout::Pages;
 use farfork_program::{CaptureOffer, ForkOptions, Reply, Request, RequestBody};
 use farfork_wire::SeedId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use super::fork_table::ProgramForks;
@@ -144,7 +145,7 @@ impl ProgramConnection {
             RequestBody::Drop { seed } => {
                 self.owned_seeds.retain(|owned| *owned != seed);
                 if self.node.seeds.is_parent(self.pid, &seed) {
-                    drop_seed(self.node.clone(), seed);
+                    tokio::spawn(drop_seed(self.node.clone(), seed));
                 }
                 Ok(())
             }
@@ -195,7 +196,7 @@ impl ProgramConnection {
         if sent.is_err()
             && let Ok(id) = seed.id.parse()
         {
-            drop_seed(self.node.clone(), id);
+            tokio::spawn(drop_seed(self.node.clone(), id));
         }
         sent
     }
@@ -246,18 +247,20 @@ pub(super) fn encode_failure_reply(failure: &Failure) -> Vec<u8> {
 
 impl Drop for ProgramConnection {
     fn drop(&mut self) {
-        for seed in std::mem::take(&mut self.owned_seeds) {
-            drop_seed(self.node.clone(), seed);
-        }
+        let (node, kills) = (self.node.clone(), self.forks.kill_all());
+        let seeds = std::mem::take(&mut self.owned_seeds);
+        tokio::spawn(async move {
+            // First the children: one that still lacks pages of a dropped seed would be reported as one that lost its memory.
+            kills.join_all().await;
+            let drops: JoinSet<()> = seeds.into_iter().map(|seed| drop_seed(node.clone(), seed)).collect();
+            drops.join_all().await;
+        });
     }
 }
 
-/// Drops a seed in a separate task, for which the connection does not wait. Forced, because the seed's children end
-/// with the program.
-fn drop_seed(node: Arc<Node>, seed: SeedId) {
-    tokio::spawn(async move {
-        if let Err(error) = service::drop_seed(&node, v1::DropRequest { seed: seed.to_string(), force: true }).await {
-            tracing::debug!(%error, "a program's seed was dropped already");
-        }
-    });
+/// Drops a seed. Forced, because the seed's children end with the program.
+async fn drop_seed(node: Arc<Node>, seed: SeedId) {
+    if let Err(error) = service::drop_seed(&node, v1::DropRequest { seed: seed.to_string(), force: true }).await {
+        tracing::debug!(%error, "a program's seed was dropped already");
+    }
 }

@@ -26,7 +26,7 @@ const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
 /// A child's position: the number that the program gave to the child's batch, and the child's index in the batch.
 pub(super) type ChildPosition = (u32, u32);
 
-/// The children of one program. Dropping the table kills them.
+/// The children of one program. [`ProgramForks::kill_all`] must be called when the program disconnects.
 pub(super) struct ProgramForks(Arc<SharedForks>);
 
 /// State that the tasks for a program's children share.
@@ -83,18 +83,16 @@ impl ProgramForks {
             tokio::spawn(async move { kill_by_id(&node, child).await });
         }
     }
-}
 
-impl Drop for ProgramForks {
-    fn drop(&mut self) {
+    /// Kills all children, also those that are being started, and reports nothing more. Returns the tasks that kill the children
+    /// that run. Each ends within [`QUERY_TIMEOUT`](farfork_api::limits::QUERY_TIMEOUT), also if a node cannot be reached.
+    pub(super) fn kill_all(&self) -> JoinSet<()> {
         let mut children = self.0.children();
         children.is_disconnected = true;
         children.watcher_tasks.abort_all();
         children.exit_watchers.clear();
-        for (_, ForkedChild { child, .. }) in children.running.drain() {
-            let node = self.0.node.clone();
-            tokio::spawn(async move { kill_by_id(&node, child).await });
-        }
+        let running = children.running.drain().map(|(_, ForkedChild { child, .. })| (self.0.node.clone(), child));
+        running.map(|(node, child)| async move { kill_by_id(&node, child).await }).collect()
     }
 }
 
