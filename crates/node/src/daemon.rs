@@ -356,11 +356,12 @@ fn assemble_node(
     let engine = Engine::new(run_dir.clone(), zygote_limits, local, pool, pager.clone(), own, credentials);
     let children = adopt_children(&run_dir, pager, leftovers)?;
     let member_file = MemberFile::read(&run_dir, security.credentials().map(Credentials::directory));
+    let member_file = Arc::new(Mutex::new(member_file));
     let peers = Arc::new(Peers::new(me, security));
     let seeds = SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images);
     let node = Node::new(peers, seeds, children, child_budget, engine, pager.clone(), offload);
     let node = Arc::new(node);
-    let (member_file, fabric) = (Arc::new(Mutex::new(member_file)), (tcp_server, shm_server));
+    let fabric = (tcp_server, shm_server);
     Ok(RunningDaemon { run_dir, node, member_file, join, metrics, _fabric: fabric, volumes, lock, _leaf: leaf })
 }
 

@@ -93,7 +93,7 @@ pub(crate) async fn run(
             addresses.extend(unknown_addresses(&peers, &possible));
             peers.apply_roster().iter().for_each(&handle_revoked);
             peers.drop_stale_channels();
-            member_file::save_in_background(&member_file, peers.others());
+            member_file::save_in_background(&member_file, &peers.others());
         }
         for address in addresses {
             let peers = peers.clone();

@@ -51,8 +51,8 @@ impl MemberFile {
         self.saved.keys().copied().collect()
     }
 
-    /// Writes the addresses of the known nodes, if they have changed.
-    pub(crate) fn save(&mut self, known: &[SocketAddr], now: SystemTime) {
+    /// Returns what to write when these nodes are known; `None` if the file has it.
+    fn changed_addresses(&self, known: &[SocketAddr], now: SystemTime) -> Option<BTreeMap<SocketAddr, u64>> {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut addresses = self.saved.clone();
         addresses.retain(|_, known_at| now.saturating_sub(*known_at) < FORGOTTEN_AFTER.as_secs());
@@ -62,9 +62,10 @@ impl MemberFile {
                 *known_at = now;
             }
         }
-        if addresses == self.saved {
-            return;
-        }
+        (addresses != self.saved).then_some(addresses)
+    }
+
+    fn write(&mut self, addresses: BTreeMap<SocketAddr, u64>) {
         let content = serde_json::to_vec(&addresses).expect("addresses and numbers");
         let write = |path: &PathBuf| {
             let draft = path.with_extension("json.new");
@@ -79,7 +80,7 @@ impl MemberFile {
         }
     }
 
-    /// Removes the file in the run directory, because the daemon stops. Later calls of [`MemberFile::save`] write nothing.
+    /// Removes the file in the run directory, because the daemon stops. Later changes are not written.
     pub(crate) fn close(&mut self) {
         if let Some(in_run_dir) = mem::take(&mut self.paths).first() {
             // The file may not exist.
@@ -88,21 +89,30 @@ impl MemberFile {
     }
 }
 
-/// Calls [`MemberFile::save`] on another thread, because heartbeats must not wait for a disk. While an earlier call runs, does
-/// nothing: the next round of heartbeats calls again.
-pub(crate) fn save_in_background(file: &Arc<Mutex<MemberFile>>, known: Vec<SocketAddr>) {
-    if let Ok(mut file) = Arc::clone(file).try_lock_owned() {
-        tokio::task::spawn_blocking(move || file.save(&known, SystemTime::now()));
+/// Writes the addresses of the known nodes, if they have changed. Another thread writes, because heartbeats must not wait for a
+/// disk. While it writes, further calls do nothing: each round of heartbeats calls again.
+pub(crate) fn save_in_background(file: &Arc<Mutex<MemberFile>>, known: &[SocketAddr]) {
+    if let Ok(mut file) = Arc::clone(file).try_lock_owned()
+        && let Some(addresses) = file.changed_addresses(known, SystemTime::now())
+    {
+        tokio::task::spawn_blocking(move || file.write(addresses));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::time::{Duration, SystemTime};
 
     use super::{FORGOTTEN_AFTER, MemberFile};
     use farfork_api::run_dir::RunDir;
     use farfork_trust::TrustDirectory;
+
+    fn save(file: &mut MemberFile, known: &[SocketAddr], now: SystemTime) {
+        if let Some(addresses) = file.changed_addresses(known, now) {
+            file.write(addresses);
+        }
+    }
 
     #[test]
     fn the_next_daemon_reads_the_known_members() {
@@ -111,15 +121,15 @@ mod tests {
         std::fs::create_dir(trust.root()).unwrap();
         let [two, one] = ["10.0.0.2:7400", "10.0.0.1:7400"].map(|text| text.parse().unwrap());
         let now = SystemTime::now();
-        MemberFile::read(&run_dir, None).save(&[two, one], now);
+        save(&mut MemberFile::read(&run_dir, None), &[two, one], now);
         assert_eq!(MemberFile::read(&run_dir, None).addresses(), [one, two]);
 
         std::fs::write(run_dir.member_file(), b"damaged").unwrap();
         assert!(MemberFile::read(&run_dir, None).addresses().is_empty());
         let mut file = MemberFile::read(&run_dir, Some(&trust));
-        file.save(&[one], now);
+        save(&mut file, &[one], now);
         file.close();
-        file.save(&[one, two], now);
+        save(&mut file, &[one, two], now);
         assert!(!run_dir.member_file().exists());
         assert_eq!(MemberFile::read(&run_dir, Some(&trust)).addresses(), [one]);
     }
@@ -130,13 +140,13 @@ mod tests {
         let mut file = MemberFile::read(&RunDir::new(parent.path()), None);
         let [gone, present] = ["10.0.0.2:7400", "10.0.0.1:7400"].map(|text| text.parse().unwrap());
         let start = SystemTime::now();
-        file.save(&[gone, present], start);
-        file.save(&[present], start + FORGOTTEN_AFTER / 2);
+        save(&mut file, &[gone, present], start);
+        save(&mut file, &[present], start + FORGOTTEN_AFTER / 2);
         assert_eq!(file.addresses(), [present, gone]);
-        file.save(&[present], start + FORGOTTEN_AFTER + Duration::from_secs(1));
+        save(&mut file, &[present], start + FORGOTTEN_AFTER + Duration::from_secs(1));
         assert_eq!(file.addresses(), [present]);
         // The clock was set back.
-        file.save(&[gone], start);
+        save(&mut file, &[gone], start);
         assert_eq!(file.addresses(), [present, gone]);
     }
 }

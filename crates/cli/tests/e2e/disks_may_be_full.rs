@@ -18,7 +18,7 @@ const DISK_MIB: u64 = 64;
 /// Number of bytes to free, so that a starting daemon can write its state file on the full disk.
 const STATE_BYTES: u64 = 16 << 10;
 
-/// Number of containers that a node keeps ready: the default of `--pool`.
+/// Number of containers that each node keeps ready.
 const POOL_SIZE: usize = 8;
 
 /// Longest wait until the pool is full again.
@@ -29,7 +29,7 @@ const PAGING_MS: &str = "700";
 
 fn under_children() {
     let disk = Disk::of_mib(DISK_MIB);
-    let cluster = Cluster::start_on(&disk, 2, &[]);
+    let cluster = Cluster::start_on(&disk, 2, &["--pool", &POOL_SIZE.to_string()]);
     let mut parent = Parent::start(Program::Situation("paging"), &[PARENT_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];

@@ -14,7 +14,6 @@ use farfork_program::layout::Pages;
 use farfork_program::{CaptureOffer, ForkOptions, Reply, Request, RequestBody};
 use farfork_wire::SeedId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::task::JoinSet;
 use tonic::Code;
 
 use super::fork_table::ProgramForks;
@@ -252,8 +251,9 @@ impl Drop for ProgramConnection {
         tokio::spawn(async move {
             // First the children: one that still lacks pages of a dropped seed would be reported as one that lost its memory.
             kills.join_all().await;
-            let drops: JoinSet<()> = seeds.into_iter().map(|seed| drop_seed(node.clone(), seed)).collect();
-            drops.join_all().await;
+            for seed in seeds {
+                tokio::spawn(drop_seed(node.clone(), seed));
+            }
         });
     }
 }
