@@ -18,7 +18,7 @@ import farfork
 from farfork._errors import RemoteTraceback
 
 from .. import memory_limit, set_memory_limit
-from . import PATIENCE_S, Forked, command, nodes
+from . import PATIENCE_S, Forked, command, nodes, wait_for_no_seed
 
 TABLE = {number: f"value {number}" for number in range(200_000)}
 
@@ -252,6 +252,7 @@ class Workers(unittest.TestCase):
                     self.assertEqual(future.result(PATIENCE_S), data + bytes([last]))
 
     def test_shared_objects_are_not_pickled(self) -> None:
+        wait_for_no_seed()
         lock = threading.Lock()
         table = [bytes(32 << 20)]
         with executor(max_workers=2, shared=[table, lock]) as workers:

@@ -112,7 +112,8 @@ fn while_paging(cluster: &Cluster) {
 fn settled_and_looked_at(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    let child = seed.fork_detached(&["73 500".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]).remove(0);
+    let child =
+        seed.fork_detached(&["73 500 held".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]).remove(0);
     let there = cluster.node(1);
     there.json(&["pause", &child.id]);
     require_no_seed_of(there, &child);
@@ -127,6 +128,7 @@ fn settled_and_looked_at(cluster: &Cluster) {
     require_still(there, &child);
     assert_eq!(state(there, &child), "paused");
     there.json(&["unpause", &child.id]);
+    seed.release_children(std::slice::from_ref(&child));
     seed.check_answers(&parent, &[child], &[73]);
 }
 
@@ -213,7 +215,7 @@ fn outlive_daemon() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    let child = seed.fork_detached(&["74 500".to_owned()], &["--to", cluster.name(1)]).remove(0);
+    let child = seed.fork_detached(&["74 500 held".to_owned()], &["--to", cluster.name(1)]).remove(0);
     cluster.node(1).json(&["pause", &child.id]);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
@@ -224,6 +226,7 @@ fn outlive_daemon() {
     wait::wait_until("the node knows the owner again", LIMIT, || {
         farfork.run(&["inspect", seed.id()]).status.success().then_some(())
     });
+    seed.release_children(std::slice::from_ref(&child));
     seed.check_answers(&parent, &[child], &[74]);
     drop((seed, parent));
     assert_eq!(cluster.stop(), Vec::<String>::new());

@@ -146,7 +146,7 @@ fn remember_touches() {
     cluster.wait_until_all_are_alive();
     seed.fork_and_check(&parent, 71, &["--to", cluster.name(1)]);
     cluster.first().json(&["drop", "--force", seed.id()]);
-    assert!(!set.exists(), "the working set was not removed with its seed");
+    wait::wait_until("the working set is removed with its seed", SEALED_LIMIT, || (!set.exists()).then_some(()));
     drop(seed);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
@@ -293,7 +293,9 @@ fn dropped(cluster: &Cluster) {
         (fs::read_dir(&directory).expect("the directory").count() == 1).then_some(())
     });
     cluster.first().json(&["drop", "--force", seed.id()]);
-    assert_eq!(fs::read_dir(&directory).expect("the directory").count(), 0);
+    wait::wait_until("no image is left", SEALED_LIMIT, || {
+        (fs::read_dir(&directory).expect("the directory").count() == 0).then_some(())
+    });
 }
 
 /// With `--freeze`, the parent is stopped until its image is complete.

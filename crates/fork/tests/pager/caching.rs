@@ -1,7 +1,5 @@
 //! Children that find pages of an earlier child in their node's cache. Each test is one scenario.
 
-use std::time::Duration;
-
 use farfork_fork::pager::{CacheStats, PagingMode, PagingStrategy, SettleState};
 use farfork_wire::Token;
 
@@ -147,7 +145,7 @@ fn next_pager_begins_without() {
     series.run_to_end("touch_at_random", cached(PagingMode::Cow));
     let plan = series.plan(cached(PagingMode::Cow));
     let mut program = series.bed.start("touch_slowly", PAGES, &plan);
-    std::thread::sleep(Duration::from_millis(150));
+    soon("a page from the cache", || (series.bed.stats(&program).counters.pages_cached > 0).then_some(()));
     series.bed.kill_pager();
     program.expect_success();
     let counters = series.bed.stats(&program).counters;

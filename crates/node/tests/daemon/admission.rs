@@ -271,6 +271,7 @@ fn revoked() {
     let a = TestDaemon::start("a", &dir_a, None);
     let b = TestDaemon::start("b", &dir_b, Some(a.address()));
     let out = issue(&first, Role::Node, "out", SystemTime::now(), NODE_VALID);
+    a.wait_alive(&["a", "b"]);
     assert_eq!(ask(a.address(), &out).expect("still a member"), 2);
     member::revoke_identity(&first, Role::Node, &name("out"), SystemTime::now).expect("it is revoked");
     for node in [&a, &b] {
@@ -392,5 +393,5 @@ fn rotates() {
     a.signal(Signal::TERM);
     a.wait();
     let a = TestDaemon::start("a", &dir_a, Some(b.address()));
-    assert_eq!(a.alive(), ["a", "b"]);
+    a.wait_alive(&["a", "b"]);
 }

@@ -94,6 +94,11 @@ impl TestDaemon {
         nodes.filter(|node| node.state() == NodeState::Alive).map(|node| node.name).collect()
     }
 
+    /// Waits until the daemon considers exactly these nodes alive. A daemon may answer before it has joined its cluster.
+    pub(crate) fn wait_alive(&self, names: &[&str]) {
+        until(&format!("{names:?} are alive"), || (self.alive() == names).then_some(()));
+    }
+
     pub(crate) fn address(&self) -> SocketAddr {
         let own_view = self.nodes().expect("it answers").into_iter().find(|node| node.is_self);
         own_view.expect("it knows itself").address.parse().expect("an address")

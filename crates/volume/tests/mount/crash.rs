@@ -269,8 +269,8 @@ fn a_stopped_worker_is_replaced() {
     let data = vec![7; 3 * LOG_BYTES as usize];
     fs::write(&file, &data).unwrap();
     assert!(fs::read(&file).unwrap() == data);
-    assert_ne!(node.process_id(ProcessRole::Worker), stopped);
     assert!(started.elapsed() >= Duration::from_millis(DETECTION_MS), "killed after {:?}", started.elapsed());
+    node.wait_for("the worker is replaced", || node.process_id(ProcessRole::Worker) != stopped);
 }
 
 fn a_panic_of_a_thread_ends_its_process() {

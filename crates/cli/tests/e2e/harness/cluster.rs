@@ -134,13 +134,16 @@ impl Cluster {
             group: format!("farfork-{name}"),
             cgroups: local.nodes().iter().flat_map(|node| node.cgroups.clone()).collect(),
         };
-        Self {
+        let cluster = Self {
             farforks: local.nodes().iter().map(|node| Farfork::at(&node.socket)).collect(),
             names: local.nodes().iter().map(|node| node.name.clone()).collect(),
             local: Mutex::new(local),
             marks,
             scratch,
-        }
+        };
+        // Nodes that join the first one at the same time learn of each other by heartbeats.
+        cluster.wait_until_all_are_alive();
+        cluster
     }
 
     /// The command `farfork`, connected to the first node.
@@ -346,12 +349,14 @@ impl Cluster {
 
     /// Waits until the first node receives heartbeats from all nodes.
     pub(crate) fn wait_until_all_are_alive(&self) {
-        wait::wait_until("all nodes are alive", ALIVE_LIMIT, || {
-            let said = self.first().json(&["nodes"]);
-            let nodes = said["nodes"].as_array()?;
-            let alive = nodes.iter().filter(|node| node["state"] == "alive").count();
-            (alive == self.names.len()).then_some(())
-        });
+        for farfork in &self.farforks {
+            wait::wait_until("all nodes are alive", ALIVE_LIMIT, || {
+                let said = farfork.json(&["nodes"]);
+                let nodes = said["nodes"].as_array()?;
+                let alive = nodes.iter().filter(|node| node["state"] == "alive").count();
+                (alive == self.names.len()).then_some(())
+            });
+        }
     }
 
     /// Takes the cluster down. Returns everything that it left on the machine.

@@ -63,6 +63,7 @@ fn due_volumes(node: &OffloadNode, interval: Duration) -> Vec<VolumeName> {
 /// Checks a volume. Pauses after each batch for as long as the batch took, to use at most half of a processor and a disk.
 /// Repairs damaged replicas that no program uses.
 fn scrub(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
+    let began_at_seconds = now_seconds();
     let mut batch_began = Instant::now();
     let pause = |_| {
         thread::sleep(batch_began.elapsed());
@@ -81,7 +82,12 @@ fn scrub(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
         tracing::error!(%name, count, ?first, ?unused, "replicas differ: see `farfork volume check`");
     }
     report.repaired = repair::repair(node, &key, &report, None, &unused)?.repaired;
-    save(node, &key, &report);
+    // A check that a user requested meanwhile has the newer result.
+    let last = node.store.volume(name.as_str()).last_check();
+    let is_outdated = last.is_some_and(|last| last.at_seconds >= began_at_seconds);
+    if !is_outdated || !report.repaired.is_empty() {
+        save(node, &key, &report);
+    }
     Ok(())
 }
 
