@@ -28,7 +28,6 @@ fn other_processor(other: impl Fn(u64) -> u64, words: &[&str]) {
     // The node names are the same in each cluster.
     let cluster = Cluster::start_with(3, &["--xcr0", &format!("n2={mask:#x}")]);
     assert_eq!(cluster.name(1), "n2");
-    cluster.wait_until_all_are_alive();
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(words);

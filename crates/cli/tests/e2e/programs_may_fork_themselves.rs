@@ -1,5 +1,6 @@
 //! Programs that fork themselves with the C library and with the Python package. The package's own tests run here too.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt as _;
@@ -146,7 +147,7 @@ fn program_killed(cluster: &Cluster) {
     let before = running(cluster);
     program.kill();
     wait::wait_until("its children and seeds end", END_LIMIT, || {
-        (belongings(cluster, pid) == (0, 0) && running(cluster) + 4 <= before).then_some(())
+        (belongings(cluster, pid) == (0, 0) && running(cluster).len() + 4 <= before.len()).then_some(())
     });
 }
 
@@ -157,13 +158,15 @@ fn program_killed_early(cluster: &Cluster) {
         let pid = program.process.id();
         program.kill();
         wait::wait_until("its seeds end", END_LIMIT, || (belongings(cluster, pid).1 == 0).then_some(()));
-        wait::wait_until("its children end", END_LIMIT, || (running(cluster) <= before).then_some(()));
+        wait::wait_until("its children end", END_LIMIT, || running(cluster).is_subset(&before).then_some(()));
     }
 }
 
-/// Returns the number of running children.
-fn running(cluster: &Cluster) -> usize {
-    cluster.first().json(&["ps", "--running"])["children"].as_array().map_or(0, Vec::len)
+/// Returns the ids of the running children.
+fn running(cluster: &Cluster) -> BTreeSet<String> {
+    let listed = cluster.first().json(&["ps", "--running"]);
+    let children = listed["children"].as_array().expect("children").iter();
+    children.map(|child| child["child"].as_str().expect("an id").to_owned()).collect()
 }
 
 fn daemon_killed() {

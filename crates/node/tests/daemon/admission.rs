@@ -77,7 +77,7 @@ fn joins() {
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
     let c = TestDaemon::start("c", &dir_c, Some(b.address()));
-    until("all know each other", || (a.alive() == ["a", "b", "c"] && c.alive() == a.alive()).then_some(()));
+    [&a, &c].into_iter().for_each(|node| node.wait_alive(&["a", "b", "c"]));
     assert!(trust_dir(&dir_c, "c").join("identity.pem").exists());
     a.says(&["joins with a token", "node=c"]);
     assert!(
@@ -169,7 +169,7 @@ fn passed_on_once() {
     let mut a = TestDaemon::start("a", &dir_a, None);
     let b = TestDaemon::start("b", &dir_b, Some(a.address()));
     let third = TestDaemon::start("a2", &dir_a.with_file_name("a2"), Some(a.address()));
-    until("all know each other", || (b.alive() == ["a", "a2", "b"]).then_some(()));
+    b.wait_alive(&["a", "a2", "b"]);
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
     // After the kill, `a` still counts as alive for some seconds.
@@ -353,7 +353,7 @@ fn revoked_is_left() {
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
     let c = TestDaemon::start("c", &dir_c, Some(a.address()));
-    until("all know each other", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
+    [&b, &c].into_iter().for_each(|node| node.wait_alive(&["a", "b", "c"]));
     member::revoke_identity(&first, Role::Node, &name("c"), SystemTime::now).expect("it is revoked");
     // `c` still replies. `a` and `b` have connections to it, and must close them.
     for node in [&a, &b] {
@@ -369,7 +369,7 @@ fn revoked_is_left() {
     fs::remove_dir_all(trust_dir(&dir_c, "c")).expect("its identity");
     write_token(&first, &dir_c);
     let c = TestDaemon::start("c", &dir_c, Some(a.address()));
-    until("it is back", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
+    [&b, &c].into_iter().for_each(|node| node.wait_alive(&["a", "b", "c"]));
 }
 
 fn rotates() {

@@ -94,7 +94,7 @@ impl TestDaemon {
         nodes.filter(|node| node.state() == NodeState::Alive).map(|node| node.name).collect()
     }
 
-    /// Waits until the daemon considers exactly these nodes alive. A daemon may answer before it has joined its cluster.
+    /// Waits until the daemon considers exactly these nodes alive. It may answer before it has joined its cluster.
     pub(crate) fn wait_alive(&self, names: &[&str]) {
         until(&format!("{names:?} are alive"), || (self.alive() == names).then_some(()));
     }

@@ -90,7 +90,7 @@ fn rebooted() {
     b.signal(Signal::TERM);
     assert!(b.wait().success());
     fs::remove_dir_all(&dir_b).expect("the daemon has ended");
-    until("a has removed b", || (a.alive() == ["a"]).then_some(()));
+    a.wait_alive(&["a"]);
     let again = TestDaemon::start("b", &dir_b, None);
     again.wait_alive(&["a", "b"]);
 }

@@ -221,7 +221,7 @@ fn a_stopped_replica_leaves_the_chain_and_returns() {
         write_and_sync(&cluster.path(0).join(format!("after-{victim}")), b"after");
         cluster.wait_for_chain(0, 3);
         cluster.nodes[victim].wait_until_mounted();
-        // The old client may still end.
+        // The client from before the return may still end.
         wait_for_content(&cluster, victim, &format!("during-{victim}"), &[], &vec![1; 300_000]);
         write_at_last(&cluster, victim, &format!("by-{victim}"), b"returned");
     }

@@ -347,7 +347,7 @@ impl Cluster {
         leftovers::marked_processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
     }
 
-    /// Waits until the first node receives heartbeats from all nodes.
+    /// Waits until each node counts all nodes as alive.
     pub(crate) fn wait_until_all_are_alive(&self) {
         for farfork in &self.farforks {
             wait::wait_until("all nodes are alive", ALIVE_LIMIT, || {
