@@ -133,6 +133,7 @@ pub(crate) const TESTS: &[Test] = &[
         refused(cluster, "refused_epoll_target", &["fd 3", "outside of the tree"]);
     }),
     Test::shared("socket_errors", |cluster| restored(cluster, "socket_errors")),
+    Test::shared("connect_in_progress", |cluster| by_each_strategy(cluster, "connect_in_progress")),
     Test::shared("refused_connect_error", |cluster| {
         refused_at_stop(cluster, "refused_connect_error", &["fd 3", "connect(2) has failed", "SO_ERROR"]);
     }),

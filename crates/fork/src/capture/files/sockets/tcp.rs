@@ -25,6 +25,7 @@ const UPPER_PROTOCOL_REASON: &str = "it has a protocol above TCP in the kernel (
      carried; close it first, or let the program encrypt by itself";
 
 /// States of a connection other than established.
+const SYN_SENT: u8 = 2;
 const FIN_WAIT_1: u8 = 4;
 const FIN_WAIT_2: u8 = 5;
 const CLOSE_WAIT: u8 = 8;
@@ -113,7 +114,7 @@ impl SocketContents {
     /// Reads the state of a TCP socket. Reads its queue if both ends may be in the tree, or have shut down the connection.
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let info = TcpInfo::read(fd)?;
-        let (mut is_others_nobodys, mut has_ended) = (None, false);
+        let (mut is_peer_orphaned, mut has_ended) = (None, false);
         (self.state, self.backlog) = (info.state, info.backlog);
         if self.state != LISTENING {
             let has_error = self.read_shutdown(fd)?;
@@ -121,11 +122,16 @@ impl SocketContents {
             if self.state == CLOSED && has_error && !info.was_established {
                 self.read_failed_connect(&info);
             }
-            if has_ended {
+            if self.state == SYN_SENT {
+                // The answer to the parent's connect(2) cannot reach a child. A refusal ends the call in a child, also one
+                // that a thread waits in and repeats; after a reset, the repeated call would return EISCONN.
+                self.is_refused = true;
+                is_peer_orphaned = Some(false);
+            } else if has_ended {
                 self.read_queue_bytes(fd)?;
             } else if self.is_over_loopback() {
                 self.read_queue_bytes(fd)?;
-                is_others_nobodys = diagnosis.and_then(|diagnosis| self.is_peer_orphaned(diagnosis));
+                is_peer_orphaned = diagnosis.and_then(|diagnosis| self.is_peer_orphaned(diagnosis));
             }
         }
         let listener = parse_internet_address(&self.address).filter(|_| self.state == LISTENING);
@@ -143,7 +149,7 @@ impl SocketContents {
             received_bytes: arrived_bytes,
             unsent_bytes,
             has_ended,
-            is_peer_orphaned: is_others_nobodys,
+            is_peer_orphaned,
             md5_keys,
         });
         Ok(())
