@@ -92,6 +92,8 @@ fn protected_directory() {
     // umount -l while a program uses the volume.
     mount();
     let opened = File::create(mount_point.join("file")).expect("a file of the volume");
+    let user = format!("process {} (", std::process::id());
+    cluster.first().run_failing(&["volume", "umount", &point]).require_mentions(&[&point, &user, "--force"]);
     unmount(&mount_point, UnmountFlags::DETACH).expect("umount -l");
     require_protected(&mount_point);
     drop(opened);

@@ -28,6 +28,7 @@ mod space;
 mod stale_entries;
 mod stale_sizes;
 mod unused_inodes;
+mod users;
 mod write_permission;
 
 pub use client::{MountOptions, VolumeClient};
@@ -37,4 +38,5 @@ pub use device::{
 };
 pub use filesystem::VolumeFilesystem;
 pub use offload_link::{OffloadLink, OffloadRequest};
+pub use users::describe_mount_users;
 pub(crate) use write_permission::LEASE_TIME;

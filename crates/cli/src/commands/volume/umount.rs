@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use clap::Args;
 use farfork_api::failure::Failure;
 use farfork_terminal::privilege;
-use farfork_volume::mount::{UnmountMode, has_volume_mount, release_covered_directory, unmount_volume};
+use farfork_volume::mount::{
+    UnmountMode, describe_mount_users, has_volume_mount, release_covered_directory, unmount_volume,
+};
 use tonic::Code;
 
 use crate::GlobalArgs;
@@ -45,8 +47,11 @@ impl UnmountVolume {
         let is_mounted = has_volume_mount(&directory).map_err(|error| failure(Code::Internal, error))?;
         let mode = if self.force { UnmountMode::AbortCalls } else { UnmountMode::RefuseBusy };
         unmount_volume(&directory, mode).map_err(|error| match error.kind() {
-            io::ErrorKind::ResourceBusy => Failure::new(Code::FailedPrecondition, &object, "programs use the volume")
-                .with_next_step("end them and drop their seeds, or abort their calls with --force"),
+            io::ErrorKind::ResourceBusy => {
+                let cause = describe_mount_users(&directory).unwrap_or_else(|_| "programs use the volume".to_owned());
+                Failure::new(Code::FailedPrecondition, &object, cause)
+                    .with_next_step("end the programs and drop their seeds, unmount what is mounted below, or abort all calls with --force")
+            }
             _ => failure(Code::Internal, error),
         })?;
         let was_protected = release_covered_directory(&directory).map_err(|error| failure(Code::Internal, error))?;
