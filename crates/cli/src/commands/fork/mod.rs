@@ -30,7 +30,7 @@ use crate::{GlobalArgs, duration, output, payload};
 use option_values::{parse_bind, parse_millicores, parse_owner_timeout, parse_publish, parse_strategy, trim_spaces};
 use outcomes::{ChildOutcome, ForkedChildren, PayloadLines};
 use profile::Profile;
-use signals::{SIGTERM, SignalForwarder};
+use signals::{SIGTERM, SignalForwarder, StartsEnd};
 
 /// Upper limit of --processes: Linux has no larger process ids.
 const PROCESSES_MAX: u64 = 1 << 22;
@@ -78,7 +78,8 @@ impl From<NetworkMode> for Network {
 ///
 /// If the command receives SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT, it starts no further children, and sends SIGTERM
 /// to the started ones. It prints how many were never started; with --json, the key is `never_started`. If it receives a
-/// second one of these signals, it sends SIGKILL.
+/// second one of these signals, it sends SIGKILL. If the starts have not ended ten seconds later, or after a third signal,
+/// it exits without the number.
 ///
 /// With --detach, the command prints the ids of the children and exits. The children keep running. After one of these
 /// signals, the command starts no further children, and the started ones keep running.
@@ -251,8 +252,14 @@ impl Fork {
             let forked = outcomes::fork_and_collect(&mut forking, request).await;
             forked.map_err(|failure| explain_missing_seed(&seed, global.connection.run_dir(), failure))
         };
-        let (ForkedChildren { outcomes, phases, lifetime: attendance }, kept) =
-            signals.hold_during(&seed, &client, batch, starting, detach).await?;
+        let (forked, kept) = match signals.hold_during(&client, batch, starting).await? {
+            StartsEnd::Finished(forked, kept) => (forked, kept),
+            StartsEnd::Interrupted(signal) => {
+                report_error(&interrupted_starts(&seed, detach).into(), global.json);
+                return Ok(signal_exit_code(signal));
+            }
+        };
+        let ForkedChildren { outcomes, phases, lifetime: attendance } = forked;
         let children: Vec<String> = outcomes.iter().filter_map(ChildOutcome::child_id).collect();
         let interrupted_by = signals::first_terminating(&kept);
         if !detach {
@@ -270,7 +277,7 @@ impl Fork {
             _ => wait_and_print(&mut client, &seed, &outcomes, &lines, global.json).await?,
         };
         if let Some(number) = interrupted_by.filter(|_| outcomes.iter().any(ChildOutcome::is_never_started)) {
-            status = ExitCode::from(u8::try_from(128 + number).unwrap_or(u8::MAX));
+            status = signal_exit_code(number);
         }
         if with_profile {
             let profile = Profile::collect(&client, &outcomes, phases).await;
@@ -384,6 +391,21 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], lines: &PayloadLines, 
     let mut document = outcomes::outcomes_json(seed, outcomes, lines);
     document["never_started"] = never_started.into();
     (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, document)
+}
+
+/// The failure of a command that was interrupted again while its children started.
+fn interrupted_starts(seed: &str, is_detached: bool) -> Failure {
+    let cause = "interrupted while its children started; the number of started children is not known";
+    let next_step = match is_detached {
+        true => "the children that were started keep running: list them with `farfork ps`",
+        false => "the children that were started are ended: see `farfork ps`",
+    };
+    Failure::new(Code::Cancelled, format!("seed {seed}"), cause).with_next_step(next_step)
+}
+
+/// The exit status of a command that a signal has stopped, as of a shell.
+fn signal_exit_code(number: u32) -> ExitCode {
+    ExitCode::from(u8::try_from(128 + number).unwrap_or(u8::MAX))
 }
 
 /// Prints how many children were never started, if there are any. Returns the number.

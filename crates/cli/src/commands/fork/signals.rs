@@ -12,7 +12,6 @@ use farfork_api::v1::{KillRequest, StopForkRequest};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
-use tonic::Code;
 
 pub(super) const SIGPIPE: u32 = 13;
 pub(super) const SIGTERM: u32 = 15;
@@ -45,6 +44,18 @@ const REPETITION_LIMIT: Duration = Duration::from_secs(5);
 
 /// Interval between two requests to stop the starts: a node that has not received its part of the fork misses a request.
 const STOP_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Time after a second terminating signal in which the starts must stop. Then this command ends without their outcome. Busy
+/// nodes need seconds.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How the starts of the children ended.
+pub(super) enum StartsEnd<T> {
+    /// The starts have an outcome. These signals arrived before; the caller forwards them.
+    Finished(T, Vec<ReceivedSignal>),
+    /// A repeated terminating signal, this one first, ended this command before they had an outcome.
+    Interrupted(u32),
+}
 
 /// A signal of this command, and when it arrived.
 #[derive(Debug, Clone, Copy)]
@@ -88,33 +99,27 @@ impl SignalForwarder {
         Ok(Self(arrived))
     }
 
-    /// Waits for the start of the children. Returns the signals that arrived during the start; the caller forwards
-    /// them. The first terminating signal stops the starts of `batch`, and a second one ends this command.
+    /// Waits for the start of the children. The first terminating signal stops the starts of `batch`. After a second one, the
+    /// starts have [`STOP_TIMEOUT`] to end. A third one interrupts them at once.
     pub(super) async fn hold_during<T>(
         &mut self,
-        seed: &str,
         client: &Client,
         batch: u64,
         start: impl Future<Output = Result<T, Failure>>,
-        is_detached: bool,
-    ) -> Result<(T, Vec<ReceivedSignal>), Failure> {
+    ) -> Result<StartsEnd<T>, Failure> {
         let mut start = std::pin::pin!(start);
         let mut stop = std::pin::pin!(stop_starts(client.clone(), batch));
         let mut kept: Vec<ReceivedSignal> = Vec::new();
         loop {
-            let is_stopping = batch != 0 && kept.iter().any(|received| is_terminating(received.number));
+            let is_stopping = batch != 0 && first_terminating(&kept).is_some();
+            let deadline = stop_deadline(&kept);
             tokio::select! {
-                started = &mut start => return Ok((started?, kept)),
+                started = &mut start => return Ok(StartsEnd::Finished(started?, kept)),
                 Some(received) = self.0.recv() => kept.push(received),
                 () = &mut stop, if is_stopping => {}
-            }
-            if kept.iter().filter(|received| is_terminating(received.number)).count() > 1 {
-                let cause = "interrupted while its children started";
-                let next_step = match is_detached {
-                    true => "the children that were started keep running: list them with `farfork ps`",
-                    false => "the children that were started are ended",
-                };
-                return Err(Failure::new(Code::Cancelled, format!("seed {seed}"), cause).with_next_step(next_step));
+                () = sleep_until(deadline), if deadline.is_some() => {
+                    return Ok(StartsEnd::Interrupted(first_terminating(&kept).unwrap_or(SIGTERM)));
+                }
             }
         }
     }
@@ -172,6 +177,19 @@ impl SignalEscalation {
         };
         self.previous = Some(received);
         chosen
+    }
+}
+
+/// When repeated terminating signals interrupt the starts; `None` if no signal was repeated.
+fn stop_deadline(signals: &[ReceivedSignal]) -> Option<Instant> {
+    let mut repeated = signals.iter().filter(|received| is_terminating(received.number)).skip(1);
+    let second = repeated.next()?;
+    Some(repeated.next().map_or(second.at + STOP_TIMEOUT, |third| third.at))
+}
+
+async fn sleep_until(deadline: Option<Instant>) {
+    if let Some(deadline) = deadline {
+        tokio::time::sleep_until(deadline.into()).await;
     }
 }
 
