@@ -309,6 +309,13 @@ pub const TOLERANCES: &[Tolerance] = &[
         "the memory map of a child names a segment without its key",
     ),
     known_gap(
+        "thread/*/value/PR_GET_THP_DISABLE",
+        "3",
+        "0",
+        "a ban on huge pages (PR_SET_THP_DISABLE)",
+        "a ban with exceptions for advised memory is not carried",
+    ),
+    known_gap(
         "stat/exit_code",
         "2*",
         "19",
