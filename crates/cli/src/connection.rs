@@ -63,6 +63,9 @@ pub(crate) struct ConnectionArgs {
     #[arg(long, env = "FARFORK_TRUST", value_name = "DIR", global = true, display_order = 102)]
     #[arg(default_value = DEFAULT_TRUST_DIR)]
     trust: PathBuf,
+    /// Whether the command line has `--socket`.
+    #[arg(skip)]
+    selects_socket: bool,
 }
 
 impl ConnectionArgs {
@@ -83,6 +86,7 @@ impl ConnectionArgs {
         if let [first, second, ..] = selectors[..] {
             return Err(format!("{} and {} each select a daemon; drop one", first.name(), second.name()));
         }
+        self.selects_socket = ConnectionOption::Socket.is_in(line);
         match selectors.first() {
             Some(ConnectionOption::RunDir) => (self.socket, self.node) = (None, None),
             Some(ConnectionOption::Socket) => self.node = None,
@@ -119,6 +123,11 @@ impl ConnectionArgs {
     /// The address of `--node`; `None` for the daemon of this machine.
     pub(crate) fn node_address(&self) -> Option<SocketAddr> {
         self.node
+    }
+
+    /// The socket of `--socket`; `None` if the environment selects it, or nothing.
+    pub(crate) fn selected_socket(&self) -> Option<&Path> {
+        self.socket.as_deref().filter(|_| self.selects_socket)
     }
 
     /// The run directory of the daemon, or of the cluster of `farfork up`.

@@ -55,6 +55,10 @@ impl Cli {
             let mut cli = Self::from_arg_matches(&matches)?;
             let applied = cli.global.connection.apply_command_line(cli.command.connection_options(), &matches);
             applied.map_err(|text| Self::command().error(ErrorKind::ArgumentConflict, text))?;
+            if cli.global.json && cli.command.prints_text_only() {
+                let text = "this command does not use --json; drop it";
+                return Err(Self::command().error(ErrorKind::ArgumentConflict, text));
+            }
             Ok(cli)
         };
         parse().unwrap_or_else(|mut error: clap::Error| {

@@ -28,6 +28,11 @@ pub(crate) struct Man {
 }
 
 impl Man {
+    /// Whether the command prints a page, in the format of man(1), instead of writing files.
+    pub(crate) fn prints_page(&self) -> bool {
+        self.arguments.output.is_none()
+    }
+
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let root = manual::build_command(Cli::command());
         let pages = manual::manual_pages(&root);

@@ -132,6 +132,15 @@ impl Command {
         }
     }
 
+    /// Whether the command's output is a text for another program, which has no form in JSON.
+    pub(crate) fn prints_text_only(&self) -> bool {
+        match self {
+            Command::Man(command) => command.prints_page(),
+            Command::Completions(_) => true,
+            _ => false,
+        }
+    }
+
     /// Runs the command. Returns its exit status.
     pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         match self {

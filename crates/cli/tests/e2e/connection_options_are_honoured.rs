@@ -189,6 +189,9 @@ fn local_commands(cluster: &Cluster) {
         let unused = ["--socket", "--run-dir", "--node", "--trust"].into_iter().filter(|option| !used.contains(option));
         unused.for_each(|option| command.require_refusal(cluster, option));
     }
+    for command in [TestedCommand::new("man", &["fork"]), TestedCommand::new("completions", &["bash"])] {
+        command.require_usage_error(cluster, &["--json"], "does not use --json");
+    }
     let scratch = scratch::directory();
     let (run_dir, trust) = (path_in(&scratch, "run"), path_in(&scratch, "trust"));
     let rotate = TestedCommand::new("cluster rotate", &[]);

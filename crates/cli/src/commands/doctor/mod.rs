@@ -22,7 +22,8 @@ use crate::output::{self, Table};
 /// node or its children. A `warning` restricts them. Run the command as the daemon will run: as root, with the same
 /// limits. It changes nothing, but the kernel may load the module of overlayfs.
 ///
-/// If a daemon of this machine runs, its clock is compared with those of the other nodes.
+/// If a daemon of this machine runs, its clock is compared with those of the other nodes. It is a warning if the daemon of
+/// --socket does not answer.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -42,7 +43,7 @@ impl Doctor {
         let nodes = network::list_nodes(&global.connection).await;
         let mut findings = kernel::check();
         findings.extend(limits::check());
-        findings.extend(network::check(self.listen, nodes.as_deref()));
+        findings.extend(network::check(self.listen, nodes.as_deref(), global.connection.selected_socket()));
         if global.json {
             output::print_json(&serde_json::json!({ "findings": findings }));
         } else {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use farfork_api::client::request_with_timeout;
@@ -23,8 +24,9 @@ pub(super) async fn list_nodes(connection: &ConnectionArgs) -> Option<Vec<NodeVi
     Some(answer.ok()?.into_inner().nodes)
 }
 
-pub(super) fn check(listen: SocketAddr, nodes: Option<&[NodeView]>) -> Vec<HostFinding> {
-    vec![check_ports(listen, nodes), check_ip_command(), check_clock(nodes)]
+/// `socket` is the socket that the command line selects.
+pub(super) fn check(listen: SocketAddr, nodes: Option<&[NodeView]>, socket: Option<&Path>) -> Vec<HostFinding> {
+    vec![check_ports(listen, nodes), check_ip_command(), check_clock(nodes, socket)]
 }
 
 /// Checks that the daemon can listen at both of its ports.
@@ -70,8 +72,20 @@ fn check_ip_command() -> HostFinding {
     }
 }
 
-fn check_clock(nodes: Option<&[NodeView]>) -> HostFinding {
-    let Some(nodes) = nodes else { return HostFinding::ok("clock", "not compared: no daemon answers") };
+fn check_clock(nodes: Option<&[NodeView]>, socket: Option<&Path>) -> HostFinding {
+    let Some(nodes) = nodes else {
+        let found = "not compared: no daemon answers";
+        return socket.map_or_else(
+            || HostFinding::ok("clock", found),
+            |path| {
+                HostFinding::warning(
+                    "clock",
+                    format!("{found} at {}", path.display()),
+                    "start the daemon, or drop --socket",
+                )
+            },
+        );
+    };
     let compared = || nodes.iter().filter_map(|node| Some((&node.name, node.clock_difference_ms?)));
     let Some((name, difference_ms)) = compared().max_by_key(|(_, difference_ms)| difference_ms.unsigned_abs()) else {
         return HostFinding::ok("clock", "not compared: no other node has reported its clock");
@@ -115,10 +129,10 @@ mod tests {
             ..NodeView::default()
         };
         let nodes = [node("n1", None), node("n2", Some(3)), node("n3", Some(-4200))];
-        let finding = check_clock(Some(&nodes));
+        let finding = check_clock(Some(&nodes), None);
         assert_eq!(finding.status, FindingStatus::Warning);
         assert_eq!(finding.found, "differs from 2 nodes by at most 4200 ms (n3)");
-        assert_eq!(check_clock(Some(&nodes[..2])).status, FindingStatus::Ok);
-        assert_eq!(check_clock(None).found, "not compared: no daemon answers");
+        assert_eq!(check_clock(Some(&nodes[..2]), None).status, FindingStatus::Ok);
+        assert_eq!(check_clock(None, None).found, "not compared: no daemon answers");
     }
 }
