@@ -95,6 +95,9 @@ pub(crate) enum BenchError {
         /// Their kind: `pages of a child`.
         what: &'static str,
     },
+    /// Two nodes read different contents from a volume.
+    #[error("nodes {} and {} read different contents of {} from the same volume, so the figures are invalid", nodes[0], nodes[1], file.display())]
+    DifferentFiles { nodes: [String; 2], file: PathBuf },
     /// The results of two calls of a function differ.
     #[error(
         "function `{function}`: two calls return different results (by repr()), so the results of children cannot be checked; return a value that depends only on the payload"

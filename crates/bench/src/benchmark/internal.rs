@@ -13,6 +13,7 @@ use crate::experiment::timed_client::run_requester;
 use crate::machine::program::read_specification;
 use crate::scratch::run_remover;
 use crate::workload::clustering::run_clustering;
+use crate::workload::file_tree::run_file_tree;
 use crate::workload::file_writer::run_file_writer;
 use crate::workload::filebench::run_filebench;
 
@@ -44,6 +45,7 @@ enum ProcessWork {
     HostObserver,
     /// A client that sends the requests of the coordinator.
     Requester,
+    FileTree,
     FileWriter,
     Filebench,
     Clustering,
@@ -58,6 +60,7 @@ impl BenchProcess {
             ProcessWork::HostObserver => new_runtime()?.block_on(run_host_observer(&specification)),
             ProcessWork::Requester => new_runtime()?.block_on(run_requester(&specification)),
             ProcessWork::Observer => run_observer(&specification),
+            ProcessWork::FileTree => run_file_tree(&specification),
             ProcessWork::FileWriter => run_file_writer(&specification),
             ProcessWork::Filebench => run_filebench(&specification),
             ProcessWork::Clustering => run_clustering(&specification),

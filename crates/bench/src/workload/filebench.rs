@@ -53,6 +53,7 @@ pub(crate) struct FilebenchSpec {
     pub(crate) directory: PathBuf,
     /// Number of files in the set.
     pub(crate) files: u64,
+    /// Time of each run of the loop.
     pub(crate) seconds: f64,
     /// Whether all new files have the same size. Those of appends differ.
     pub(crate) has_constant_sizes: bool,
@@ -68,31 +69,33 @@ pub(crate) struct FilebenchInterval {
     pub(crate) longest_ms: f64,
 }
 
-/// A working process.
-pub(crate) struct FilebenchProcess {
-    program: RunningProgram,
-    intervals: u32,
-}
+/// A process that has created its files. It ends when this value is dropped.
+pub(crate) struct FilebenchProcess(RunningProgram);
 
 impl FilebenchProcess {
-    /// Starts a process, waits until its files exist, and makes it begin.
+    /// Starts a process, and waits until its files exist.
     pub(crate) fn start(machine: &dyn Machine, spec: &FilebenchSpec) -> Result<Self, BenchError> {
-        let mut program = machine.start_process(PROCESS, PROCESS, spec)?.ready()?;
-        program.send_message(b'g')?;
-        Ok(Self { program, intervals: interval_count(spec.seconds) })
+        Ok(Self(machine.start_process(PROCESS, PROCESS, spec)?.ready()?))
     }
 
-    /// Waits for the end of the process. Returns the totals of each second.
+    /// Makes the process run its loop for the time of its specification.
+    pub(crate) fn begin(&mut self) -> Result<(), BenchError> {
+        self.0.send_message(b'g')
+    }
+
+    /// Waits for the end of a run. Then no file is open. Returns the totals of each second: more seconds than specified if an
+    /// operation lasted longer.
     ///
     /// # Errors
     /// An operation failed.
-    pub(crate) fn finish(mut self) -> Result<Vec<FilebenchInterval>, BenchError> {
+    pub(crate) fn finish(&mut self) -> Result<Vec<FilebenchInterval>, BenchError> {
+        let [intervals] = self.0.read_answer("ended")?;
         let mut read = || {
-            let [operations, longest_us] = self.program.read_answer("ran")?;
+            let [operations, longest_us] = self.0.read_answer("ran")?;
             let per_s = operations as f64 / INTERVAL_S;
             Ok(FilebenchInterval { per_s, longest_ms: longest_us as f64 / 1e3 })
         };
-        (0..self.intervals).map(|_| read()).collect()
+        (0..intervals).map(|_| read()).collect()
     }
 }
 
@@ -100,8 +103,8 @@ fn interval_count(seconds: f64) -> u32 {
     (seconds / INTERVAL_S).floor().max(1.0) as u32
 }
 
-/// Runs the process of a specification, which is JSON. It prints `ready`, waits for one letter, and prints `ran
-/// OPERATIONS LONGEST_US` once per second, or `failed REASON`.
+/// Runs the process of a specification, which is JSON. It prints `ready`. After each letter, it runs the loop, and prints `ended
+/// SECONDS`, and for each of these seconds `ran OPERATIONS LONGEST_US`; or `failed REASON`. It ends when its input ends.
 ///
 /// # Errors
 /// The specification is invalid, or the failure cannot be printed.
@@ -116,14 +119,14 @@ pub(crate) fn run_filebench(spec: &str) -> io::Result<()> {
 fn work(spec: &FilebenchSpec) -> io::Result<()> {
     let mut set = FileSet::create(spec)?;
     print_line("ready")?;
-    io::stdin().read_exact(&mut [0])?;
-    set.times = OperationTimes::start();
-    let mut printed = 0;
-    while printed < interval_count(spec.seconds) {
-        set.run_loop(spec.operations)?;
-        for interval in set.times.ended.drain(..) {
+    while io::stdin().read(&mut [0])? == 1 {
+        set.times = OperationTimes::start();
+        while set.times.count < interval_count(spec.seconds) {
+            set.run_loop(spec.operations)?;
+        }
+        print_line(&format!("ended {}", set.times.ended.len()))?;
+        for interval in &set.times.ended {
             print_line(&format!("ran {} {}", interval.operations, interval.longest.as_micros()))?;
-            printed += 1;
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 pub(crate) mod child_task;
 pub(crate) mod clustering;
+pub(crate) mod file_tree;
 pub(crate) mod file_writer;
 pub(crate) mod filebench;
 pub(crate) mod fork_workload;

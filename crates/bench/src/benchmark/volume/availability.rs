@@ -8,25 +8,28 @@ use serde::Serialize;
 
 use super::BenchVolume;
 use super::case::VolumeExperiment;
-use super::storage::StorageTestbed;
+use super::storage::{MountedStorage, StorageTestbed, VolumeNodes};
 use crate::error::BenchError;
 use crate::experiment::nodes::{SIGCONT, SIGKILL, SIGSTOP};
 use crate::experiment::observer::NodeProcess;
 use crate::samples::Spread;
-use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
+use crate::workload::file_tree::FileCount;
+use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec, INTERVAL_S};
 
 /// When in its period a fault begins, and how long it lasts, as fractions of the period.
 const BEGINS_AT: f64 = 0.25;
 const LASTS: f64 = 0.5;
 
-/// The faults, each with the position of its node in the chain. Each fault has its own period of the run.
-const FAULTS: [(usize, FaultKind); 6] = [
+/// The faults, each with the position of its node in the chain. Each fault has its own period of the run. The mail server works
+/// on the first node: when that is killed, its operations wait for the next daemon.
+const FAULTS: [(usize, FaultKind); 7] = [
     (0, FaultKind::WorkerStopped),
     (1, FaultKind::WorkerStopped),
     (2, FaultKind::WorkerStopped),
     (1, FaultKind::WorkerKilled),
     (1, FaultKind::OffloadKilled),
     (2, FaultKind::NodeKilled),
+    (0, FaultKind::NodeKilled),
 ];
 
 /// A kind of fault.
@@ -65,6 +68,9 @@ pub(crate) struct AvailabilityRun {
     pub(crate) faults: Vec<InjectedFault>,
     /// The time of a fault and of the recovery from it, in seconds.
     pub(crate) period_s: f64,
+    /// Files that were read again on another node, after all periods.
+    #[serde(skip)]
+    pub(crate) verified: FileCount,
 }
 
 /// An injected fault.
@@ -84,42 +90,61 @@ const CALLBACK_INTERVAL: Duration = Duration::from_millis(100);
 /// Runs the experiment. `check_interrupt` is called several times each second, and may end it.
 ///
 /// # Errors
-/// An operation failed, a process is missing, or `check_interrupt` fails.
+/// An operation failed, a process is missing, a node has other contents after a fault, or `check_interrupt` fails.
 pub(super) fn run_availability(
     plan: &BenchVolume,
     testbed: &mut StorageTestbed,
     check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
 ) -> Result<AvailabilityRun, BenchError> {
-    let storage = testbed.mount_volume(testbed.cluster())?;
-    let seconds = plan.period_s() * (FAULTS.len() + 1) as f64;
+    let storage = testbed.mount_volume(VolumeNodes::Offload)?;
+    let measured = run_periods(plan, testbed, &storage, check_interrupt);
+    // Remove the volume also after an error, because it would outlive the run.
+    testbed.remove(storage)?;
+    measured
+}
+
+/// Runs a period without a fault, and one for each fault. The mail server rests after each period, while its files are
+/// compared.
+fn run_periods(
+    plan: &BenchVolume,
+    testbed: &mut StorageTestbed,
+    storage: &MountedStorage,
+    check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
+) -> Result<AvailabilityRun, BenchError> {
     let spec = FilebenchSpec {
         operations: FilebenchLoop::Varmail,
         directory: storage.directory.clone(),
         files: plan.files_of(VolumeExperiment::Varmail),
-        seconds,
+        seconds: plan.period_s(),
         has_constant_sizes: plan.like_the_document,
     };
-    let process = FilebenchProcess::start(testbed.machine(), &spec)?;
-    let finished = inject_faults(plan.period_s(), testbed, check_interrupt).and_then(|faults| {
-        let intervals = process.finish()?;
-        Ok((faults, intervals))
-    });
-    // Remove the volume also after an error, because it would outlive the run.
-    testbed.remove(storage)?;
-    let (faults, intervals) = finished?;
-    Ok(AvailabilityRun {
-        per_s: intervals.iter().map(|interval| interval.per_s).collect(),
-        longest_ms: intervals.iter().map(|interval| interval.longest_ms).collect(),
-        faults,
-        period_s: plan.period_s(),
-    })
+    let mut process = FilebenchProcess::start(testbed.machine(), &spec)?;
+    let mut run = AvailabilityRun { period_s: plan.period_s(), ..AvailabilityRun::default() };
+    for fault in [None].into_iter().chain(FAULTS.map(Some)) {
+        process.begin()?;
+        let began_s = run.per_s.len() as f64 * INTERVAL_S;
+        if let Some((node, kind)) = fault {
+            let [from_s, until_s] = inject_fault(run.period_s, testbed, node, kind, check_interrupt)?;
+            run.faults.push(InjectedFault { kind, node, from_s: began_s + from_s, until_s: began_s + until_s });
+        }
+        for interval in process.finish()? {
+            run.per_s.push(interval.per_s);
+            run.longest_ms.push(interval.longest_ms);
+        }
+        check_interrupt()?;
+        run.verified.add(testbed.verify(storage)?);
+    }
+    Ok(run)
 }
 
-fn inject_faults(
+/// Injects a fault into a period that begins now. Returns its begin and end, in seconds of the period.
+fn inject_fault(
     period_s: f64,
     testbed: &mut StorageTestbed,
+    node: usize,
+    kind: FaultKind,
     check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
-) -> Result<Vec<InjectedFault>, BenchError> {
+) -> Result<[f64; 2], BenchError> {
     let started = Instant::now();
     let mut wait_until = |seconds: f64| {
         loop {
@@ -131,16 +156,10 @@ fn inject_faults(
             thread::sleep(remaining.min(CALLBACK_INTERVAL));
         }
     };
-    let mut faults = Vec::new();
-    for (index, (node, kind)) in FAULTS.into_iter().enumerate() {
-        // The first period has no fault.
-        let begins = period_s * (index as f64 + 1.0 + BEGINS_AT);
-        wait_until(begins)?;
-        let from_s = started.elapsed().as_secs_f64();
-        begin_fault(testbed, node, kind, || wait_until(begins + period_s * LASTS))?;
-        faults.push(InjectedFault { kind, node, from_s, until_s: started.elapsed().as_secs_f64() });
-    }
-    Ok(faults)
+    wait_until(period_s * BEGINS_AT)?;
+    let from_s = started.elapsed().as_secs_f64();
+    begin_fault(testbed, node, kind, || wait_until(period_s * (BEGINS_AT + LASTS)))?;
+    Ok([from_s, started.elapsed().as_secs_f64()])
 }
 
 /// Injects a fault. `wait` returns when a lasting fault is to end.
@@ -213,6 +232,7 @@ mod tests {
             longest_ms: vec![1.0; 8],
             faults: vec![fault(2.2), fault(6.0)],
             period_s: 4.0,
+            verified: FileCount::default(),
         };
         assert_eq!((run.median_per_s(), run.seconds_of(&run.faults[0])), (100.0, 2..6));
         assert_eq!((run.lowest_per_s(&run.faults[1]), run.longest_ms(&run.faults[1])), (Some(20.0), Some(1.0)));

@@ -25,6 +25,7 @@ use crate::machine::description;
 use crate::machine::program::RunningProgram;
 use crate::samples::FigureSamples;
 use crate::workload::clustering::{ClusteringProcesses, ClusteringSpec};
+use crate::workload::file_tree::FileCount;
 use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters, OperationLatency};
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 use crate::workload::leveldb::{VALUE_BYTES, run_leveldb};
@@ -76,7 +77,7 @@ impl Benchmark for BenchVolume {
         let gluster = self.start_gluster(&mut testbed, run)?;
         let points = self.points_to_measure(gluster.as_ref().is_some_and(Result::is_ok));
         let samples = FigureSamples::create(&self.samples)?;
-        let mut volume_run = VolumeRun { plan: self, testbed, samples };
+        let mut volume_run = VolumeRun { plan: self, testbed, samples, verified: FileCount::default() };
         let has_availability = self.has_experiment(VolumeExperiment::Availability);
         run.expect_steps(points.len() * self.runs() + usize::from(has_availability));
         for (case, system) in points.repeat(self.runs()) {
@@ -90,9 +91,12 @@ impl Benchmark for BenchVolume {
             let mut check_interrupt = || run.show(VolumeExperiment::Availability.name());
             availability = Some(run_availability(self, &mut volume_run.testbed, &mut check_interrupt)?);
         }
-        let VolumeRun { testbed, samples, .. } = volume_run;
+        let VolumeRun { testbed, samples, mut verified, .. } = volume_run;
         testbed.stop()?;
-        Ok(self.results(&samples, VolumeNotes { availability, gluster }))
+        if let Some(availability) = &availability {
+            verified.add(availability.verified);
+        }
+        Ok(self.results(&samples, VolumeNotes { availability, gluster, verified }))
     }
 }
 
@@ -135,6 +139,8 @@ struct VolumeRun<'a> {
     plan: &'a BenchVolume,
     testbed: StorageTestbed,
     samples: FigureSamples<VolumeSampleCase>,
+    /// Files that were read again on another node.
+    verified: FileCount,
 }
 
 impl VolumeRun<'_> {
@@ -154,9 +160,12 @@ impl VolumeRun<'_> {
                 (None, VolumeExperiment::Leveldb) => self.measure_leveldb(&storage),
                 (None, _) => self.measure_files(case, &storage),
             };
+            let verified = figures.and_then(|figures| Ok((figures, self.testbed.verify(&storage)?)));
             // Remove the volume also after an error, because it would outlive the run.
             self.testbed.remove(storage)?;
-            figures?
+            let (figures, verified) = verified?;
+            self.verified.add(verified);
+            figures
         };
         let case = VolumeSampleCase { case: *case, system };
         figures.into_iter().try_for_each(|(figure, value)| self.samples.add(&case, figure, value))
@@ -240,7 +249,9 @@ impl VolumeRun<'_> {
         let (directory, seconds) = (storage.directory.clone(), self.plan.seconds());
         let has_constant_sizes = self.plan.like_the_document && operations == FilebenchLoop::Varmail;
         let spec = FilebenchSpec { operations, directory, files, seconds, has_constant_sizes };
-        let intervals = FilebenchProcess::start(self.testbed.machine(), &spec)?.finish()?;
+        let mut process = FilebenchProcess::start(self.testbed.machine(), &spec)?;
+        process.begin()?;
+        let intervals = process.finish()?;
         let mean = intervals.iter().map(|interval| interval.per_s).sum::<f64>() / intervals.len() as f64;
         Ok(vec![(OPERATION_RATE, mean)])
     }

@@ -15,6 +15,7 @@ use crate::report::number_text::format_value;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
+use crate::workload::file_tree::FileCount;
 use crate::workload::filebench::INTERVAL_S;
 
 /// The results of a run other than samples.
@@ -22,6 +23,8 @@ pub(super) struct VolumeNotes {
     pub(super) availability: Option<AvailabilityRun>,
     /// Version and settings of GlusterFS, or the reason why it was not measured; `None` if it was not wanted.
     pub(super) gluster: Option<Result<Vec<String>, String>>,
+    /// Files that were read again on another node.
+    pub(super) verified: FileCount,
 }
 
 /// The times of a clustering on the first node and on a replica: alone, and next to a writer.
@@ -42,6 +45,17 @@ impl VolumeNotes {
             Some(Ok(settings)) => settings.iter().map(|line| format!("Gluster: {line}.")).collect(),
             Some(Err(reason)) => vec![format!("Gluster: not measured: {reason}.")],
         }
+    }
+}
+
+impl VolumeNotes {
+    fn verified_note(&self) -> String {
+        let FileCount { files, bytes } = self.verified;
+        format!(
+            "Verified: the last node read the same {files} files with {} MiB as the first node, after each row and each fault. \
+             `farfork volume check` found no difference between replicas.",
+            bytes >> 20
+        )
     }
 }
 
@@ -68,12 +82,14 @@ impl BenchVolume {
                 ))
             }
         };
-        let section = section.with_notes(self.notes()).with_notes(notes.gluster_notes());
+        let section =
+            section.with_notes(self.notes()).with_notes(notes.gluster_notes()).with_note(notes.verified_note());
         let document = json!({
             "plan": self.to_json(tables.with_gluster),
             "figures": samples.to_json(None),
             "availability": notes.availability,
             "gluster": notes.gluster_notes(),
+            "verified": notes.verified,
         });
         BenchResults::new(section, document)
     }
@@ -358,7 +374,8 @@ mod tests {
             };
             samples.add(&VolumeSampleCase { case, system }, figure, value).unwrap();
         }
-        let notes = VolumeNotes { availability: None, gluster: Some(Err("it is not installed".to_owned())) };
+        let verified = FileCount { files: 3, bytes: 5 << 20 };
+        let notes = VolumeNotes { availability: None, gluster: Some(Err("it is not installed".to_owned())), verified };
         let results = plan.results(&samples, notes);
         let (text, document) = (results.to_text(), results.to_json());
         for expected in ["321", "148", "45.0", "777", "2,113", "55.0", "not installed"] {

@@ -16,9 +16,11 @@ use super::case::{OffloadVariant, StorageSystem, VolumeCase, VolumeExperiment};
 use crate::baseline::glusterfs::{self, GlusterVolume};
 use crate::error::BenchError;
 use crate::experiment::local_cluster::BenchCluster;
+use crate::experiment::nodes::ClusterNode;
 use crate::machine::Machine;
 use crate::machine::description::CpuDivision;
 use crate::scratch::{MOUNT_DIRECTORY, SCRATCH_PARENT, ScratchDirectory};
+use crate::workload::file_tree::{FileCount, FileTree};
 
 /// Number of nodes that have a replica.
 pub(crate) const REPLICAS: usize = 3;
@@ -31,7 +33,9 @@ const XFS_SPARE_MIB: u64 = 512;
 const VOLUME: &str = "bench";
 /// Time limit to drop a volume after umount(2). The volume's client may still run for some time.
 const DROP_LIMIT: Duration = Duration::from_secs(30);
-const DROP_RETRY: Duration = Duration::from_millis(50);
+/// Time limit for a replica that has returned to have everything.
+const CHECK_LIMIT: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Three nodes with their files in memory, and directories on other file systems.
 pub(crate) struct StorageTestbed {
@@ -62,8 +66,16 @@ struct CopyTestbed {
 /// A directory on the measured system. `StorageTestbed::remove` removes it and everything in it.
 pub(crate) struct MountedStorage {
     pub(crate) directory: PathBuf,
-    /// The socket of the node that has mounted the volume; `None` without a volume.
-    socket: Option<PathBuf>,
+    /// The nodes of the volume, whose first one has mounted it; `None` without a volume.
+    nodes: Option<VolumeNodes>,
+}
+
+/// The nodes of a volume.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum VolumeNodes {
+    Offload,
+    Inline,
+    Copying,
 }
 
 impl StorageTestbed {
@@ -162,13 +174,10 @@ impl StorageTestbed {
     pub(crate) fn mount(&self, case: &VolumeCase, system: StorageSystem) -> Result<MountedStorage, BenchError> {
         match system {
             StorageSystem::Volume if case.experiment == VolumeExperiment::CopyMethods => {
-                let copying = self.copying.as_ref().expect("`prepare` has started the nodes");
-                self.mount_volume(&copying.cluster)
+                self.mount_volume(VolumeNodes::Copying)
             }
-            StorageSystem::Volume => self.mount_volume(&self.cluster),
-            StorageSystem::Inline => {
-                self.mount_volume(self.inline.as_ref().expect("`start` has started the nodes of the plan"))
-            }
+            StorageSystem::Volume => self.mount_volume(VolumeNodes::Offload),
+            StorageSystem::Inline => self.mount_volume(VolumeNodes::Inline),
             StorageSystem::Disk => self.make_directory(self.disk.path()),
             StorageSystem::Gluster => {
                 self.make_directory(self.gluster.as_ref().expect("only a running GlusterFS is measured").directory())
@@ -177,36 +186,64 @@ impl StorageTestbed {
         }
     }
 
-    /// Creates a volume on the nodes of a cluster, and mounts it on the first node.
-    pub(crate) fn mount_volume(&self, cluster: &BenchCluster) -> Result<MountedStorage, BenchError> {
+    fn nodes(&self, nodes: VolumeNodes) -> &[ClusterNode] {
+        match nodes {
+            VolumeNodes::Offload => self.cluster.nodes(),
+            VolumeNodes::Inline => self.inline.as_ref().expect("`start` has started the nodes of the plan").nodes(),
+            VolumeNodes::Copying => self.copying.as_ref().expect("`prepare` has started the nodes").cluster.nodes(),
+        }
+    }
+
+    /// Creates a volume on the nodes, and mounts it on the first one.
+    pub(crate) fn mount_volume(&self, nodes: VolumeNodes) -> Result<MountedStorage, BenchError> {
         let mut storage = self.make_directory(self.memory.path())?;
-        let nodes: Vec<&str> = cluster.nodes().iter().map(|node| node.name.as_str()).collect();
-        let (replicas, log) = (nodes.join(","), format!("{}MiB", self.log_mib));
-        let node = &cluster.nodes()[0];
-        let socket = node.socket.clone();
-        self.run_farfork(&socket, &["create", VOLUME, "--replicas", &replicas, "--log-size", &log])?;
-        self.run_farfork(&socket, &["mount", VOLUME, &storage.directory.to_string_lossy()])?;
-        storage.socket = Some(socket);
+        let names: Vec<&str> = self.nodes(nodes).iter().map(|node| node.name.as_str()).collect();
+        let (replicas, log) = (names.join(","), format!("{}MiB", self.log_mib));
+        let first = &self.nodes(nodes)[0];
+        run_farfork(first, &["create", VOLUME, "--replicas", &replicas, "--log-size", &log])?;
+        run_farfork(first, &["mount", VOLUME, &storage.directory.to_string_lossy()])?;
+        storage.nodes = Some(nodes);
         Ok(storage)
+    }
+
+    /// Reads all files of a volume on its first and its last node, and requires that they are equal. Then compares the
+    /// replicas. A program that has closed its files must have ended. Returns the files; none without a volume.
+    ///
+    /// # Errors
+    /// [`BenchError::DifferentFiles`], or the replicas differ.
+    pub(crate) fn verify(&self, storage: &MountedStorage) -> Result<FileCount, BenchError> {
+        let Some(nodes) = storage.nodes else { return Ok(FileCount::default()) };
+        let [first, .., last] = self.nodes(nodes) else { unreachable!("a volume has {REPLICAS} nodes") };
+        let written = FileTree::read(first.machine(), &storage.directory)?;
+        let directory = self.memory.path().join("verified");
+        self.machine().run("mkdir", Command::new("mkdir").arg(&directory), &[])?;
+        run_farfork(last, &["mount", VOLUME, &directory.to_string_lossy()])?;
+        let replicated = FileTree::read(last.machine(), &directory);
+        self.unmount(&directory)?;
+        if let Some(file) = written.first_difference(&replicated?) {
+            let (nodes, file) = ([first, last].map(|node| node.name.clone()), file.to_owned());
+            return Err(BenchError::DifferentFiles { nodes, file });
+        }
+        // A replica that has just returned cannot be compared yet.
+        retry(CHECK_LIMIT, || run_farfork(first, &["check", VOLUME]))?;
+        Ok(written.count())
+    }
+
+    fn unmount(&self, directory: &Path) -> Result<(), BenchError> {
+        let run = |program| self.machine().run(program, Command::new(program).arg(directory), &[]).map(drop);
+        run("umount")?;
+        run("rmdir")
     }
 
     /// Removes the volume or the files.
     pub(crate) fn remove(&self, storage: MountedStorage) -> Result<(), BenchError> {
-        let MountedStorage { directory, socket } = storage;
-        let run = |program, options: &[&str]| {
-            self.machine().run(program, Command::new(program).args(options).arg(&directory), &[]).map(drop)
+        let MountedStorage { directory, nodes } = storage;
+        let Some(nodes) = nodes else {
+            return self.machine().run("rm", Command::new("rm").arg("-rf").arg(&directory), &[]).map(drop);
         };
-        let Some(socket) = socket else { return run("rm", &["-rf"]) };
-        run("umount", &[])?;
-        run("rmdir", &[])?;
+        self.unmount(&directory)?;
         // The client of the mount ends after umount(8) has returned.
-        let deadline = Instant::now() + DROP_LIMIT;
-        loop {
-            match self.run_farfork(&socket, &["drop", VOLUME]) {
-                Err(_) if Instant::now() < deadline => std::thread::sleep(DROP_RETRY),
-                result => return result,
-            }
-        }
+        retry(DROP_LIMIT, || run_farfork(&self.nodes(nodes)[0], &["drop", VOLUME]))
     }
 
     /// Removes the nodes and all files.
@@ -219,23 +256,34 @@ impl StorageTestbed {
         self.cluster.stop().map(drop)
     }
 
-    /// Runs `farfork volume` on the machine of the first node, which has this socket.
-    fn run_farfork(&self, socket: &Path, arguments: &[&str]) -> Result<(), BenchError> {
-        let mut command = Command::new(self.machine().farfork());
-        command.arg("volume").args(arguments).arg("--socket").arg(socket);
-        self.machine().run("farfork volume", &command, &[]).map(drop)
-    }
-
     /// Makes an empty directory for the measured files.
     fn make_directory(&self, parent: &Path) -> Result<MountedStorage, BenchError> {
         let directory = parent.join("measured");
         self.machine().run("mkdir", Command::new("mkdir").arg(&directory), &[])?;
-        Ok(MountedStorage { directory, socket: None })
+        Ok(MountedStorage { directory, nodes: None })
     }
 }
 
 async fn start_nodes(parent: &Path, farfork: &Path, arguments: &[String]) -> Result<BenchCluster, BenchError> {
     BenchCluster::start_nodes_in(parent, farfork, REPLICAS, true, arguments).await
+}
+
+/// Runs `farfork volume` on a node.
+fn run_farfork(node: &ClusterNode, arguments: &[&str]) -> Result<(), BenchError> {
+    let mut command = Command::new(node.machine().farfork());
+    command.arg("volume").args(arguments).arg("--socket").arg(&node.socket);
+    node.machine().run("farfork volume", &command, &[]).map(drop)
+}
+
+/// Repeats an action until it succeeds. Returns its last error when the time is over.
+fn retry(limit: Duration, action: impl Fn() -> Result<(), BenchError>) -> Result<(), BenchError> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match action() {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(RETRY_INTERVAL),
+            result => return result,
+        }
+    }
 }
 
 /// Arguments of nodes with offload processes.

@@ -20,7 +20,8 @@ pub(super) fn refuses_large_sizes() {
     refused.require_mentions(&["390625 MiB", "free memory", "--entries"]);
 }
 
-/// Measures volumes, sockets and local file systems. A simulated mail server continues through each fault.
+/// Measures volumes, sockets and local file systems. A simulated mail server continues through each fault. Another node reads the
+/// same files.
 pub(super) fn prints_every_figure() {
     let sizes = ["--operations", "50", "--mib", "4", "--processes", "2", "--log-mib", "16", "--runs", "1"];
     let counts = ["--files", "50", "--points", "300", "--entries", "100", "--replicas", "busy"];
@@ -44,7 +45,10 @@ pub(super) fn prints_every_figure() {
         values.map(|value| value.as_f64().expect("a number")).collect::<Vec<_>>()
     };
     let (rates, longest_ms) = (list("per_s"), list("longest_ms"));
-    assert_eq!((rates.len(), run["faults"].as_array().map(Vec::len)), (14, Some(6)), "{document}");
+    // One period without a fault, and seven with one, of two seconds each. An operation may end after the last second.
+    assert!(rates.len() >= 16 && run["faults"].as_array().map(Vec::len) == Some(7), "{document}");
+    let verified = &document["verified"];
+    assert!(verified["files"].as_u64() > Some(100) && verified["bytes"].as_u64() > Some(4 << 20), "{verified}");
     assert_eq!(document["gluster"].as_array().map(Vec::len), Some(0), "{document}");
     // The mail server ends with an operation after the last second, so it continued through all faults.
     assert!(rates.iter().sum::<f64>() > 0.0, "{document}");
