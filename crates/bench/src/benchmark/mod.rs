@@ -256,7 +256,7 @@ pub(crate) fn run_benchmark<B: Benchmark + Args>(
             // The logs of hosts may have the cause. A host that does not answer is named by the error.
             if !run.interruption.is_set() {
                 let reports = run.machines.report_hosts().unwrap_or_default();
-                reports.iter().flat_map(HostReport::faults).for_each(|fault| eprintln!("farfork: {fault}"));
+                reports.iter().flat_map(|report| report.faults(true)).for_each(|fault| eprintln!("farfork: {fault}"));
             }
             return Err(error);
         }

@@ -2,7 +2,7 @@
 //! succeed, the run may cause such errors.
 
 use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Read as _};
+use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -32,39 +32,108 @@ pub(crate) struct LogEnds {
     kernel: u64,
 }
 
+/// The result of a search for errors.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LogErrors {
+    /// A sentence for each log with errors.
+    pub(crate) found: Vec<String>,
+    /// A sentence for each log that cannot be read.
+    pub(crate) unread: Vec<String>,
+}
+
+impl LogErrors {
+    /// Adds the errors of another node, whose kernel may be the same.
+    pub(crate) fn add(&mut self, other: Self) {
+        let add = |own: &mut Vec<String>, other: Vec<String>| {
+            let new: Vec<String> = other.into_iter().filter(|sentence| !own.contains(sentence)).collect();
+            own.extend(new);
+        };
+        add(&mut self.found, other.found);
+        add(&mut self.unread, other.unread);
+    }
+
+    /// Returns why the run has failed. With `strict`, a log that cannot be read is a reason, too.
+    pub(crate) fn faults(&self, strict: bool) -> impl Iterator<Item = String> {
+        let unread = self.unread.iter().filter(move |_| strict);
+        self.found.iter().chain(unread).cloned()
+    }
+}
+
 impl LogEnds {
     /// Reads the ends of a daemon's log, whose file is `log`, and of the kernel's messages on this machine.
     pub(super) fn read(log: &Path) -> Self {
-        let last = read_kernel_messages().last().map_or(0, |message| message.sequence + 1);
+        let last = read_kernel_messages().unwrap_or_default().last().map_or(0, |message| message.sequence + 1);
         Self { daemon: fs::metadata(log).map_or(0, |metadata| metadata.len()), kernel: last }
+    }
+
+    /// Reads the end of the kernel's messages on this machine, for a run without a daemon.
+    pub(crate) fn read_kernel() -> Self {
+        Self::read(Path::new(""))
     }
 
     /// Reads the messages after these ends.
     pub(super) fn read_new(&self, log: &Path) -> NewMessages {
-        let text = fs::read(log).unwrap_or_default();
-        let new = String::from_utf8_lossy(text.get(self.daemon as usize..).unwrap_or_default());
-        let mut kernel = read_kernel_messages();
+        let daemon = fs::read(log).map(|text| {
+            let new = String::from_utf8_lossy(text.get(self.daemon as usize..).unwrap_or_default());
+            new.lines().map(str::to_owned).collect()
+        });
+        NewMessages { daemon, kernel: self.read_new_of_kernel() }
+    }
+
+    fn read_new_of_kernel(&self) -> io::Result<Vec<KernelMessage>> {
+        let mut kernel = read_kernel_messages()?;
+        if kernel.first().is_some_and(|oldest| oldest.sequence > self.kernel) {
+            return Err(io::Error::other("it has overwritten messages of the run"));
+        }
         kernel.retain(|message| message.sequence >= self.kernel);
-        NewMessages { daemon: new.lines().map(str::to_owned).collect(), kernel }
+        Ok(kernel)
+    }
+
+    /// Searches the kernel's messages after these ends.
+    pub(crate) fn find_kernel_errors(&self) -> LogErrors {
+        let mut errors = LogErrors::default();
+        errors.search_kernel(&self.read_new_of_kernel());
+        errors
     }
 }
 
-/// The messages of a run.
+/// The messages of a run. An error means that the log cannot be read.
 #[derive(Debug)]
 pub(super) struct NewMessages {
     /// Lines of the daemon's log.
-    pub(super) daemon: Vec<String>,
-    pub(super) kernel: Vec<KernelMessage>,
+    pub(super) daemon: io::Result<Vec<String>>,
+    pub(super) kernel: io::Result<Vec<KernelMessage>>,
 }
 
 impl NewMessages {
-    /// Returns a sentence for each log that has errors. `node` is the name of the daemon.
-    pub(super) fn find_errors(node: &str, daemon: &[String], kernel: &[KernelMessage]) -> Vec<String> {
-        let of_daemon: Vec<&str> = daemon.iter().map(String::as_str).filter(|line| is_daemon_error(line)).collect();
-        let errors = kernel.iter().filter(|message| message.is_error);
-        let of_kernel: Vec<&str> = errors.map(|message| message.text.as_str()).collect();
-        let of_daemon = quote_errors(&format!("the log of {node}"), &of_daemon);
-        of_daemon.into_iter().chain(quote_errors("the kernel's log", &of_kernel)).collect()
+    /// Searches both logs. `node` is the name of the daemon. Its errors that have one of the texts `expected` are omitted.
+    pub(super) fn find_errors(&self, node: &str, expected: &[String]) -> LogErrors {
+        let (mut errors, log) = (LogErrors::default(), format!("the log of {node}"));
+        let is_expected = |line: &str| expected.iter().any(|text| line.contains(text));
+        match &self.daemon {
+            Ok(lines) => {
+                let errors_of_daemon = lines.iter().map(String::as_str).filter(|line| is_daemon_error(line));
+                let lines: Vec<&str> = errors_of_daemon.filter(|line| !is_expected(line)).collect();
+                errors.found.extend(quote_errors(&log, &lines));
+            }
+            Err(cause) => errors.unread.push(format!("{log} cannot be read: {cause}")),
+        }
+        errors.search_kernel(&self.kernel);
+        errors
+    }
+}
+
+impl LogErrors {
+    fn search_kernel(&mut self, messages: &io::Result<Vec<KernelMessage>>) {
+        const LOG: &str = "the kernel's log";
+        match messages {
+            Ok(messages) => {
+                let errors = messages.iter().filter(|message| message.is_error);
+                let texts: Vec<&str> = errors.map(|message| message.text.as_str()).collect();
+                self.found.extend(quote_errors(LOG, &texts));
+            }
+            Err(cause) => self.unread.push(format!("{LOG} cannot be read: {cause}")),
+        }
     }
 }
 
@@ -89,20 +158,20 @@ fn is_daemon_error(line: &str) -> bool {
     is_panic || line.split_ascii_whitespace().nth(1) == Some("ERROR")
 }
 
-/// Reads the kernel's messages. None if they cannot be read, as in some containers. Each read(2) returns one message.
-fn read_kernel_messages() -> Vec<KernelMessage> {
+/// Reads the kernel's messages. Some containers have no access to them. Each read(2) returns one message.
+fn read_kernel_messages() -> io::Result<Vec<KernelMessage>> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(KERNEL_MESSAGES);
-    let (Ok(mut kernel), mut messages) = (opened, Vec::new()) else { return Vec::new() };
-    let mut message = [0; KERNEL_MESSAGE_BYTES_MAX];
+    let mut kernel = OpenOptions::new().read(true).custom_flags(flags).open(KERNEL_MESSAGES)?;
+    let (mut messages, mut message) = (Vec::new(), [0; KERNEL_MESSAGE_BYTES_MAX]);
     loop {
         match kernel.read(&mut message) {
-            Ok(0) => return messages,
+            Ok(0) => return Ok(messages),
             Ok(length) => messages.extend(KernelMessage::parse(&String::from_utf8_lossy(&message[..length]))),
             // EPIPE: the kernel has overwritten messages before they were read. The next read(2) returns the oldest
             // remaining one.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            Err(_) => return messages,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(messages),
+            Err(error) => return Err(error),
         }
     }
 }
@@ -123,7 +192,22 @@ impl KernelMessage {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelMessage, is_daemon_error, quote_errors};
+    use std::io;
+
+    use super::{KernelMessage, LogErrors, NewMessages, is_daemon_error, quote_errors};
+
+    #[test]
+    fn a_log_that_cannot_be_read_is_a_fault_of_a_strict_run() {
+        let line = "2026-11-25T10:00:00Z ERROR farfork_node: a page is lost".to_owned();
+        let denied = || Err(io::ErrorKind::PermissionDenied.into());
+        let mut errors = NewMessages { daemon: Ok(vec![line]), kernel: denied() }.find_errors("n1", &[]);
+        errors
+            .add(NewMessages { daemon: Err(io::ErrorKind::NotFound.into()), kernel: denied() }.find_errors("n2", &[]));
+        assert_eq!(errors.unread.len(), 2, "the kernel is the same: {errors:?}");
+        assert_eq!((errors.faults(false).count(), errors.faults(true).count()), (1, 3));
+        let quiet = NewMessages { daemon: Ok(Vec::new()), kernel: Ok(Vec::new()) };
+        assert_eq!(quiet.find_errors("n1", &[]), LogErrors::default());
+    }
 
     #[test]
     fn only_errors_of_the_kernel_are_counted() {

@@ -11,7 +11,7 @@ use farfork_sys::process::{ProcStat, all_pids};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::error_log::{LogEnds, NewMessages};
+use super::error_log::{LogEnds, LogErrors};
 use super::node_client::NodeClient;
 use crate::endpoint::print_line;
 use crate::error::BenchError;
@@ -52,6 +52,8 @@ pub(crate) struct HostReport {
     kernel_messages: Vec<String>,
     /// A sentence for each log with errors.
     errors: Vec<String>,
+    /// A sentence for each log that cannot be read.
+    unread_logs: Vec<String>,
     /// Processes, seeds and children that the run has left.
     left: Vec<String>,
 }
@@ -90,10 +92,17 @@ impl HostReport {
         observed.run_process(HOST_OBSERVER, &HostObservation::of(machine, Some(start.clone())))
     }
 
-    /// Reasons why the run has failed.
-    pub(crate) fn faults(&self) -> impl Iterator<Item = String> {
+    /// Reasons why the run has failed. With `strict`, a log that cannot be read is a reason, too.
+    pub(crate) fn faults(&self, strict: bool) -> impl Iterator<Item = String> {
         let left = self.left.iter().map(|left| format!("{left} is left after the run"));
-        left.chain(self.errors.iter().cloned()).map(|fault| format!("host {}: {fault}", self.host))
+        let unread = self.unread_logs.iter().filter(move |_| strict);
+        let all = left.chain(self.errors.iter().chain(unread).cloned());
+        all.map(|fault| format!("host {}: {fault}", self.host))
+    }
+
+    /// A sentence for each log of the host that cannot be read.
+    pub(crate) fn unread_logs(&self) -> impl Iterator<Item = String> {
+        self.unread_logs.iter().map(|log| format!("host {}: {log}", self.host))
     }
 }
 
@@ -110,7 +119,7 @@ pub(crate) fn with_hosts(mut section: ReportSection, reports: &[HostReport]) -> 
         section.context.machine = format!("{}, and {} more hosts", machine.hardware_text(), reports.len() - 1);
         section.context.kernel = machine.kernel().to_owned();
     }
-    let faults = reports.iter().flat_map(HostReport::faults).map(|fault| format!("{fault}."));
+    let faults = reports.iter().flat_map(|report| report.faults(true)).map(|fault| format!("{fault}."));
     section.with_table(table).with_notes(faults)
 }
 
@@ -134,13 +143,17 @@ pub(crate) async fn run_host_observer(specification: &str) -> io::Result<()> {
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     };
-    let NewMessages { daemon, kernel } = ends.read_new(&log);
-    let daemon = if log.exists() { daemon } else { read_journal(unix_s) };
-    let errors = NewMessages::find_errors(&host, &daemon, &kernel);
-    let daemon_log = last_lines(daemon);
+    let mut messages = ends.read_new(&log);
+    if messages.daemon.is_err() {
+        messages.daemon = read_journal(unix_s);
+    }
+    let LogErrors { found: errors, unread: unread_logs } = messages.find_errors(&host, &[]);
+    let daemon_log = last_lines(messages.daemon.unwrap_or_default());
+    let kernel = messages.kernel.unwrap_or_default();
     let kernel_messages = last_lines(kernel.into_iter().map(|message| message.text).collect());
     let machine = MachineDescription::detect();
-    print_line(&json!(HostReport { host, machine, daemon_log, kernel_messages, errors, left }).to_string())
+    let report = HostReport { host, machine, daemon_log, kernel_messages, errors, unread_logs, left };
+    print_line(&json!(report).to_string())
 }
 
 fn last_lines(mut lines: Vec<String>) -> Vec<String> {
@@ -148,12 +161,15 @@ fn last_lines(mut lines: Vec<String>) -> Vec<String> {
     lines
 }
 
-/// Returns the messages of the daemon in systemd's journal since a time; none without systemd.
-fn read_journal(since_unix_s: u64) -> Vec<String> {
+/// Returns the messages of the daemon in systemd's journal since a time.
+fn read_journal(since_unix_s: u64) -> io::Result<Vec<String>> {
     let mut command = Command::new("journalctl");
     command.args(["--quiet", "--unit", "farfork", "--output", "cat", "--since"]).arg(format!("@{since_unix_s}"));
-    let text = command.output().map(|output| output.stdout).unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+    let output = command.output().map_err(|error| io::Error::new(error.kind(), format!("journalctl: {error}")))?;
+    if !output.status.success() {
+        return Err(io::Error::other(format!("journalctl: {}", String::from_utf8_lossy(&output.stderr).trim())));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
 /// The seeds and children of the node with this socket; none without a node.

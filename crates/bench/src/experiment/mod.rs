@@ -2,7 +2,7 @@
 //! requests to one of them, and `local_cluster` what benchmarks do with them. `testbed` has machines without nodes. The other files have clients, children, and checks.
 
 pub(crate) mod create_methods;
-mod error_log;
+pub(crate) mod error_log;
 pub(crate) mod fanout_client;
 pub(crate) mod fork_load;
 pub(crate) mod host_report;

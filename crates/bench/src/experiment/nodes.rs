@@ -10,7 +10,7 @@ use farfork_api::failure::Failure;
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
 use serde::de::DeserializeOwned;
 
-use super::error_log::LogEnds;
+use super::error_log::{LogEnds, LogErrors};
 use super::leak_check::{ResourceCount, ResourceCounts};
 use super::node_client::NodeClient;
 use super::observer::{self, NodeProcess, ObservedNode, ObserverRequest, ProcessMemory};
@@ -251,15 +251,15 @@ impl RunningNodes {
         self.local_indices().map(|node| self.observe(node, ObserverRequest::LogEnds)).collect()
     }
 
-    /// Returns a sentence for each log that has errors after these ends. Nodes of one machine have the same kernel.
-    pub(crate) fn find_errors(&self, ends: Vec<LogEnds>) -> Result<Vec<String>, BenchError> {
-        let mut faults = Vec::new();
-        for (node, end) in ends.into_iter().enumerate() {
-            let mut found: Vec<String> = self.observe(node, ObserverRequest::LogErrors(end))?;
-            found.retain(|fault| !faults.contains(fault));
-            faults.extend(found);
+    /// Searches the logs of all nodes after these ends, for errors without an expected text. Nodes of one machine have the same
+    /// kernel.
+    pub(crate) fn find_errors(&self, ends: Vec<LogEnds>, expected: &[&str]) -> Result<LogErrors, BenchError> {
+        let mut errors = LogErrors::default();
+        for (node, ends) in ends.into_iter().enumerate() {
+            let expected = expected.iter().copied().map(str::to_owned).collect();
+            errors.add(self.observe(node, ObserverRequest::LogErrors { ends, expected })?);
         }
-        Ok(faults)
+        Ok(errors)
     }
 
     /// Stops the nodes. Returns a sentence for each resource that they have left.

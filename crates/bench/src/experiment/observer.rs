@@ -10,7 +10,7 @@ use farfork_sys::process::{ProcStat, ResidentMemory, read_text};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::error_log::{LogEnds, NewMessages};
+use super::error_log::LogEnds;
 use super::leak_check::ResourceCounts;
 use crate::endpoint::print_line;
 
@@ -28,8 +28,8 @@ pub(crate) enum ObserverRequest {
     Resources,
     /// The [`LogEnds`].
     LogEnds,
-    /// A sentence for each log with errors after these ends.
-    LogErrors(LogEnds),
+    /// The [`LogErrors`](super::error_log::LogErrors) after these ends, without those that have an expected text.
+    LogErrors { ends: LogEnds, expected: Vec<String> },
     /// The [`ProcessMemory`] of a process.
     Memory { pid: i32 },
     /// Nothing. Sends these signals in turn, each to all of these processes that run.
@@ -65,9 +65,8 @@ pub(crate) fn run_observer(specification: &str) -> io::Result<()> {
     let result = match observation {
         ObserverRequest::Resources => json!(ResourceCounts::of_node(&node)),
         ObserverRequest::LogEnds => json!(LogEnds::read(&node.log_path())),
-        ObserverRequest::LogErrors(begin) => {
-            let NewMessages { daemon, kernel } = begin.read_new(&node.log_path());
-            json!(NewMessages::find_errors(&node.name, &daemon, &kernel))
+        ObserverRequest::LogErrors { ends, expected } => {
+            json!(ends.read_new(&node.log_path()).find_errors(&node.name, &expected))
         }
         ObserverRequest::Memory { pid } => json!(ProcessMemory::read(pid)?),
         ObserverRequest::Signal { processes, signals } => json!(send_signals(&node, &processes, &signals)?),

@@ -10,7 +10,7 @@ use farfork_terminal::output;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{IntervalRates, REFERENCE_NOTE, hosts_table, until_interrupt, verdict, with_verdict};
+use super::{IntervalRates, REFERENCE_NOTE, hosts_table, unread_lines, until_interrupt, verdict, with_verdict};
 use crate::GlobalArgs;
 use crate::error::BenchError;
 use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, HostForks};
@@ -59,9 +59,9 @@ pub(crate) struct StressFork {
 }
 
 impl StressFork {
-    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, strict: bool, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let plan = self.load.plan(ForkWorkload::Sparse { mib: self.mib }, FunctionOptions::default());
-        run_stress("stress fork", hosts, global, &[plan])
+        run_stress("stress fork", hosts, strict, global, &[plan])
     }
 }
 
@@ -90,13 +90,13 @@ pub(crate) struct StressFunctions {
 }
 
 impl StressFunctions {
-    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, strict: bool, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let options = self.call.options()?;
         let functions = FunctionSource::distinct_or_embedded(self.functions);
         let workload = |source| ForkWorkload::Function { source, payload: self.call.payload.clone() };
         let plans: Vec<_> =
             functions.into_iter().map(|source| self.load.plan(workload(source), options.clone())).collect();
-        run_stress("stress functions", hosts, global, &plans)
+        run_stress("stress functions", hosts, strict, global, &plans)
     }
 }
 
@@ -178,6 +178,8 @@ struct StressForkOutcome {
     counts: Vec<ResourceCount>,
     /// Reasons why the run has failed; empty if it passed.
     faults: Vec<String>,
+    /// A sentence for each log that could not be read.
+    unread_logs: Vec<String>,
 }
 
 impl StressForkParameters {
@@ -207,6 +209,7 @@ impl StressForkOutcome {
 fn run_stress(
     command: &'static str,
     hosts: &HostOptions,
+    strict: bool,
     global: &GlobalArgs,
     plans: &[StressForkParameters],
 ) -> anyhow::Result<ExitCode> {
@@ -228,10 +231,11 @@ fn run_stress(
         if !global.json && plans.len() > 1 {
             output::print_line(&format!("== {}", plan.workload.name()));
         }
-        let outcome = runtime.block_on(stress_fork(plan, &source, &mut show));
+        let outcome = runtime.block_on(stress_fork(plan, &source, strict, &mut show));
         let Some(mut outcome) = failures.record(plan.workload.name(), outcome)? else { continue };
         reports = source.report_hosts()?;
-        outcome.faults.extend(reports.iter().flat_map(HostReport::faults));
+        outcome.faults.extend(reports.iter().flat_map(|host| host.faults(strict)));
+        outcome.unread_logs.extend(reports.iter().flat_map(HostReport::unread_logs));
         if !global.json {
             output::print_line(&outcome_text(plan, &outcome));
         }
@@ -279,6 +283,7 @@ fn outcome_text(plan: &StressForkParameters, outcome: &StressForkOutcome) -> Str
     let StressForkOutcome { children, per_s, p50_ms, p99_ms, longest_gap_ms, .. } = outcome;
     let mut lines: Vec<String> = outcome.faults.iter().map(|fault| format!("FAULT: {fault}")).collect();
     let (_, verdict) = verdict(outcome.has_passed());
+    lines.extend(unread_lines(&outcome.unread_logs));
     lines.extend(outcome.hosts.iter().map(|HostForks { host, children, per_s, p50_ms, .. }| {
         format!("{host}: {children} children, {per_s:.1} a second; median {p50_ms:.1} ms")
     }));
@@ -302,6 +307,7 @@ fn outcome_text(plan: &StressForkParameters, outcome: &StressForkOutcome) -> Str
 async fn stress_fork(
     plan: &StressForkParameters,
     source: &MachineSource,
+    strict: bool,
     show: &mut dyn FnMut(&StressForkOutcome) -> ControlFlow<()>,
 ) -> Result<StressForkOutcome, BenchError> {
     let (encrypted, arguments) = (plan.load.encryption.encrypted, plan.load.node_options.arguments());
@@ -329,7 +335,9 @@ async fn stress_fork(
     // A daemon may have ended during the run, which is a failure of the run.
     let dropped = drop_seed(&mut cluster, &seed).await;
     outcome.faults.extend(dropped.err().map(|failure| format!("after the clients: {failure}")));
-    outcome.faults.extend(cluster.running.find_errors(ends)?);
+    let logs = cluster.running.find_errors(ends, &[])?;
+    outcome.faults.extend(logs.faults(strict));
+    outcome.unread_logs = logs.unread;
     drop(parent);
     let leftovers = cluster.stop().unwrap_or_else(|failure| vec![failure.to_string()]);
     judge_outcome(plan, &mut outcome);

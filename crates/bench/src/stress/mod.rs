@@ -40,6 +40,9 @@ Exit status: 0 passed, 1 failed, 2 wrong usage.")]
 pub(crate) struct StressCommand {
     #[command(subcommand)]
     test: StressTest,
+    /// Fail if the log of a daemon or of the kernel cannot be read, instead of only saying so.
+    #[arg(long, global = true)]
+    strict: bool,
 }
 
 #[derive(Subcommand)]
@@ -53,10 +56,10 @@ enum StressTest {
 impl StressCommand {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.test {
-            StressTest::Fork(test) => test.experiment.run(&test.hosts, global),
-            StressTest::Functions(test) => test.experiment.run(&test.hosts, global),
-            StressTest::Paging(test) => test.experiment.run(&test.hosts, global),
-            StressTest::Rpc(test) => test.experiment.run(&test.hosts, global),
+            StressTest::Fork(test) => test.experiment.run(&test.hosts, self.strict, global),
+            StressTest::Functions(test) => test.experiment.run(&test.hosts, self.strict, global),
+            StressTest::Paging(test) => test.experiment.run(&test.hosts, self.strict, global),
+            StressTest::Rpc(test) => test.experiment.run(&test.hosts, self.strict, global),
         }
     }
 }
@@ -118,6 +121,11 @@ impl IntervalRates<'_> {
         let plot = plot.with_series("all clients", SeriesRole::Measured, points);
         ReportPlot { stable: self.stable(), ..plot }
     }
+}
+
+/// The lines for people about the logs that could not be read.
+fn unread_lines(unread: &[String]) -> impl Iterator<Item = String> {
+    unread.iter().map(|log| format!("not searched for errors: {log}"))
 }
 
 fn with_verdict(section: ReportSection, faults: &[String]) -> ReportSection {

@@ -9,12 +9,13 @@ use farfork_terminal::output;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{IntervalRates, REFERENCE_NOTE, verdict, with_verdict};
+use super::{IntervalRates, REFERENCE_NOTE, unread_lines, verdict, with_verdict};
 use crate::GlobalArgs;
 use crate::benchmark::rpc::case::{LoadArgs, RpcCase, RpcTimes};
 use crate::benchmark::rpc::{HostCalls, RpcRunOutcome, run_once};
 use crate::endpoint::specification::RpcSystem;
 use crate::error::BenchError;
+use crate::experiment::error_log::LogEnds;
 use crate::experiment::host_report::{HostReport, with_hosts};
 use crate::experiment::testbed::Testbed;
 use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
@@ -35,8 +36,8 @@ const PUBLISHED_THREADS: usize = 12;
 ///
 /// The server and each client node are in their own network namespaces. The test prints the throughput of each interval.
 ///
-/// The test passes if no request failed and the checksum of each answer matched the answer's bytes. The whole run, and each
-/// interval after the first, must also reach the floor.
+/// The test passes if no request failed, the checksum of each answer matched the answer's bytes, and the kernel logged no error.
+/// The whole run, and each interval after the first, must also reach the floor.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -74,6 +75,8 @@ struct StressRpcOutcome {
     floor_per_s: f64,
     /// Reasons why the run has failed; empty if it passed.
     faults: Vec<String>,
+    /// A sentence for each log that could not be read.
+    unread_logs: Vec<String>,
 }
 
 impl StressRpcOutcome {
@@ -84,7 +87,7 @@ impl StressRpcOutcome {
 }
 
 impl StressRpc {
-    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, strict: bool, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let times = RpcTimes::new(self.seconds, self.server_seconds, SERVER_EXTRA_SECONDS, self.report_interval);
         let root_reason = "it makes network namespaces";
         let needs = MachineNeeds { command: "stress rpc", root_reason, hosts_refusal: None };
@@ -99,12 +102,17 @@ impl StressRpc {
             if interruption.is_set() { Err(BenchError::Interrupted) } else { Ok(()) }
         };
         let testbed = Testbed::new(&machines, case.clients)?;
+        // Hosts search their own logs.
+        let log = testbed.is_local().then(LogEnds::read_kernel);
         let run = run_once(&testbed, times, &case, RpcSystem::Farfork, &mut show)?;
         drop(testbed);
+        let logs = log.map(|ends| ends.find_kernel_errors()).unwrap_or_default();
         let hosts = machines.report_hosts()?;
         let mut faults = judge_run(&run, self.floor);
-        faults.extend(hosts.iter().flat_map(HostReport::faults));
-        let outcome = StressRpcOutcome { run, floor_per_s: self.floor, faults };
+        faults.extend(logs.faults(strict));
+        faults.extend(hosts.iter().flat_map(|host| host.faults(strict)));
+        let unread_logs = logs.unread.into_iter().chain(hosts.iter().flat_map(HostReport::unread_logs)).collect();
+        let outcome = StressRpcOutcome { run, floor_per_s: self.floor, faults, unread_logs };
         let (status, verdict) = verdict(outcome.has_passed());
         if global.json {
             let section = with_hosts(stress_rpc_section(times.interval, &case, &outcome), &hosts);
@@ -114,6 +122,7 @@ impl StressRpc {
             output::print_json(&document);
         } else {
             outcome.faults.iter().for_each(|fault| output::print_line(&format!("FAULT: {fault}")));
+            unread_lines(&outcome.unread_logs).for_each(|line| output::print_line(&line));
             for HostCalls { host, per_s, .. } in &outcome.run.hosts {
                 output::print_line(&format!("{host}: {per_s:.0} answers a second"));
             }

@@ -39,7 +39,7 @@ use crate::options::{EncryptionOption, parse_seconds};
 use crate::workload::memory_walk::MEMORY_WALK;
 use crate::workload::sparse::SPARSE;
 
-use super::{until_interrupt, verdict};
+use super::{unread_lines, until_interrupt, verdict};
 
 // script ──▶ round ──▶ verdict ──▶ tally        `script` and `verdict` are pure
 //              │  cluster: the nodes, and the faults injected into them
@@ -48,6 +48,13 @@ use super::{until_interrupt, verdict};
 /// Minimum length of a run whose rates are judged, in seconds. A shorter run is usually one of many tests. Its two
 /// measurements differ mainly by the load of the other tests.
 const RATES_JUDGED_FROM_S: f64 = 300.0;
+
+/// Errors that daemons log because the test kills and stops their pagers.
+const EXPECTED_ERRORS: [&str; 3] = [
+    "the pager has ended; see pager.log",
+    "this node takes no children",
+    "pager, keeper and holder have ended; starting the pager again",
+];
 
 /// Have children fetch pages from other nodes while nodes and processes are disturbed, and judge the outcome.
 ///
@@ -62,7 +69,8 @@ const RATES_JUDGED_FROM_S: f64 = 300.0;
 /// The test passes if no child found a wrong byte, and each child ended as expected. A child that was disturbed may also
 /// end as that disturbance permits, with the reason reported. After a run of five minutes or more, the nodes must fork at
 /// least nine tenths as many children per second as before the first round. After each run, the nodes must have no more
-/// processes, namespaces, mounts, control groups and files than before, and hardly more descriptors, threads and memory.
+/// processes, namespaces, mounts, control groups and files than before, and hardly more descriptors, threads and memory. Neither a
+/// daemon nor the kernel may have logged an error, except that a pager has ended or does not answer.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -96,6 +104,8 @@ pub(crate) struct SoakOutcome {
     pub(crate) rate_before: ForkRate,
     /// The rate of forks after the last round.
     pub(crate) rate_after: ForkRate,
+    /// A sentence for each log that could not be read.
+    pub(crate) unread_logs: Vec<String>,
 }
 
 impl SoakOutcome {
@@ -106,7 +116,7 @@ impl SoakOutcome {
 }
 
 impl StressPaging {
-    pub(crate) fn run(self, hosts: &HostOptions, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, hosts: &HostOptions, strict: bool, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let needs = MachineNeeds {
             command: "stress paging",
             root_reason: "it traces processes, and makes namespaces and control groups",
@@ -118,7 +128,7 @@ impl StressPaging {
             output::print_line(&format!("seed {seed}, {} s", self.seconds));
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let outcome = runtime.block_on(self.soak(seed, &farfork, &mut show_progress(self.seconds)?))?;
+        let outcome = runtime.block_on(self.soak(seed, &farfork, strict, &mut show_progress(self.seconds)?))?;
         if global.json {
             let plan = json!({ "seconds": self.seconds, "seed": seed, "encrypted": self.encryption.encrypted });
             output::print_json(&json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome }));
@@ -147,7 +157,7 @@ fn tally_text(tally: &SoakTally) -> String {
 }
 
 fn outcome_text(seed: u64, outcome: &SoakOutcome) -> String {
-    let SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after } = outcome;
+    let SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after, unread_logs } = outcome;
     let mut lines = vec![format!("{} in {elapsed_s:.0} s", tally_text(tally))];
     let SoakTally { seeds, sound, killed, lost, limited, refusals, .. } = tally;
     lines.push(format!(
@@ -165,6 +175,7 @@ fn outcome_text(seed: u64, outcome: &SoakOutcome) -> String {
         of_node.map(|count| format!("{}: {} {} before, {} after", count.node, count.of, count.before, count.after)),
     );
     lines.extend(tally.faults.iter().map(|fault| format!("FAULT: {fault}")));
+    lines.extend(unread_lines(unread_logs));
     let (_, verdict) = verdict(outcome.has_passed());
     lines.push(format!("{verdict}; to repeat the choices: farfork stress paging --seed {seed}"));
     lines.join("\n")
@@ -180,6 +191,7 @@ impl StressPaging {
         &self,
         seed: u64,
         farfork: &Path,
+        strict: bool,
         show: &mut dyn FnMut(&SoakTally, Duration) -> ControlFlow<()>,
     ) -> Result<SoakOutcome, BenchError> {
         let mut nodes = cluster::start_nodes(farfork, self.encryption.encrypted).await?;
@@ -192,6 +204,7 @@ impl StressPaging {
         let rate_before = fork_rate::measure_first(&nodes, judges_rates).await?;
         cluster::wait_for_no_zygotes(&nodes).await?;
         let before = nodes.count_steady_resources().await?;
+        let log_ends = nodes.log_ends()?;
         let began = Instant::now();
         while began.elapsed().as_secs_f64() < self.seconds && tally.faults.is_empty() {
             let round_script = RoundScript::random(&mut rng);
@@ -209,7 +222,9 @@ impl StressPaging {
         cluster::wait_for_no_zygotes(&nodes).await?;
         let counts = nodes.wait_released(&before).await?;
         counts.iter().filter_map(ResourceCount::leak_text).for_each(|leak| tally.record_failure(leak));
+        let logs = nodes.find_errors(log_ends, &EXPECTED_ERRORS)?;
+        tally.faults.extend(logs.faults(strict));
         tally.faults.extend(nodes.stop()?);
-        Ok(SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after })
+        Ok(SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after, unread_logs: logs.unread })
     }
 }

@@ -8,12 +8,13 @@ mod volume;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::leftovers::{self, RunMarkers};
-use crate::harness::{FailedCommand, Farfork, programs, scratch, wait};
+use crate::harness::{BINARY, FailedCommand, Farfork, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -39,6 +40,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fanout_finds_no_wrong_result_and_cleans_up", fanout),
     Test::alone("peak_counts_children_of_each_workload_and_cleans_up", functions::counts_peak),
     Test::alone("stress_fork_checks_its_floor_and_cleans_up", stress_fork),
+    Test::alone("stress_rpc_names_a_log_that_it_cannot_read", stress_rpc),
     Test::alone("tree_prints_every_figure_and_cleans_up", tree),
     Test::alone("volume_prints_every_figure_and_cleans_up", volume::prints_every_figure),
     Test::alone("volume_measures_gluster_if_it_is_installed", volume::measures_gluster),
@@ -301,6 +303,45 @@ fn stress_fork() {
         assert_eq!((&said["passed"], success), (&passes.into(), passes), "{said}");
         assert!(has_enough, "{said}");
         assert_eq!(said["outcome"]["intervals_per_s"].as_array().map(Vec::len), Some(seconds as usize), "{said}");
+    }
+}
+
+/// Calls pass without the kernel's log. With `--strict`, they fail. In the mount namespace of the test, that log is a file that
+/// nobody can open.
+fn stress_rpc() {
+    const HIDE_KERNEL_LOG: &str =
+        "mknod \"$1/device\" c 0 0 && mount --bind \"$1/device\" /dev/kmsg && shift && exec \"$@\"";
+    let scratch = scratch::directory();
+    for strict in [false, true] {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", HIDE_KERNEL_LOG, "sh"]).arg(scratch.path().join(strict.to_string()));
+        fs::create_dir(scratch.path().join(strict.to_string())).expect("a directory");
+        command.args([
+            BINARY,
+            "stress",
+            "rpc",
+            "--clients",
+            "1",
+            "--threads",
+            "2",
+            "--seconds",
+            "2",
+            "--floor",
+            "0",
+            "--json",
+        ]);
+        command.args(strict.then_some("--strict")).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().expect("unshare(1)");
+        let ended = wait::wait_with_output(child, "farfork stress rpc", RUN_LIMIT);
+        let document: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+        assert_eq!((ended.status.success(), &document["passed"]), (!strict, &(!strict).into()), "{document}");
+        let unread = &document["outcome"]["unread_logs"];
+        assert!(
+            unread[0].as_str().is_some_and(|log| log.starts_with("the kernel's log cannot be read: ")),
+            "{document}"
+        );
+        let faults = document["outcome"]["faults"].as_array().expect("a list");
+        assert_eq!(faults.contains(&unread[0]), strict, "{document}");
     }
 }
 
