@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::error::BenchError;
-use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, HostForks};
+use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, ForkTotals, HostForks};
 use crate::experiment::local_cluster::{BenchCluster, node_arguments};
 use crate::figure::Figure;
 use crate::machine::description;
@@ -133,6 +133,9 @@ const HOST_RATE: Figure = Figure::higher("host_per_s", "children", "1/s");
 /// sample per client.
 const CLIENT_MEDIAN: Figure = Figure::lower("client_p50_ms", "median", "ms");
 const CLIENT_P99: Figure = Figure::lower("client_p99_ms", "p99", "ms");
+/// The same of all children of a host, and of all hosts.
+const HOST_MEDIAN: Figure = Figure::lower("host_p50_ms", "median", "ms");
+const HOST_P99: Figure = Figure::lower("host_p99_ms", "p99", "ms");
 /// Children of os.fork() per second that call the function one after another, on one CPU. Functions only.
 const LOCAL_FORK_RATE: Figure = Figure::higher("local_fork_per_s", "os.fork(), one processor", "1/s");
 
@@ -297,16 +300,15 @@ impl BenchPeak {
             samples.add(case, INTERVAL_RATE, per_s)?;
         }
         let by_host = load.by_host(&clients);
-        if !by_host.is_empty() {
-            samples.add(case, HOST_RATE, by_host.iter().map(|of| of.per_s).sum())?;
+        let of_hosts = by_host.iter().map(|HostForks { host, totals }| (case.of_host(host), *totals));
+        let of_all = (!by_host.is_empty()).then(|| (case.clone(), ForkTotals::of(&clients)));
+        for (of, totals) in of_hosts.chain(of_all) {
+            samples.add(&of, HOST_RATE, totals.per_s)?;
+            samples.add(&of, HOST_MEDIAN, totals.p50_ms)?;
+            samples.add(&of, HOST_P99, totals.p99_ms)?;
         }
-        for HostForks { host, per_s, p50_ms, p99_ms, .. } in by_host {
-            let of_host = case.of_host(&host);
-            samples.add(&of_host, HOST_RATE, per_s)?;
-            samples.add(&of_host, CLIENT_MEDIAN, p50_ms)?;
-            samples.add(&of_host, CLIENT_P99, p99_ms)?;
-        }
-        for (index, client) in clients.into_iter().enumerate() {
+        for (index, client) in clients.iter().enumerate() {
+            let ForkTotals { p50_ms, p99_ms, .. } = ForkTotals::of([client]);
             run.print_line(&format!(
                 "{}, zygotes {}, {} strategy, client {}: {:.1} children/s, median {:.2} ms",
                 case.workload,
@@ -314,11 +316,11 @@ impl BenchPeak {
                 case.strategy_text(),
                 index + 1,
                 client.per_s,
-                client.p50_ms
+                p50_ms
             ));
             samples.add(case, CLIENT_RATE, client.per_s)?;
-            samples.add(case, CLIENT_MEDIAN, client.p50_ms)?;
-            samples.add(case, CLIENT_P99, client.p99_ms)?;
+            samples.add(case, CLIENT_MEDIAN, p50_ms)?;
+            samples.add(case, CLIENT_P99, p99_ms)?;
         }
         Ok(())
     }
@@ -415,12 +417,12 @@ fn rate_table(cases: &[PeakCase], samples: &FigureSamples<PeakCase>) -> ReportTa
 
 /// The children of each host with clients, and their sum.
 fn hosts_table(cases: &[PeakCase], hosts: &[String], samples: &FigureSamples<PeakCase>) -> ReportTable {
-    let columns = ["workload", "strategy", "host", HOST_RATE.name, CLIENT_MEDIAN.name, CLIENT_P99.name];
+    let columns = ["workload", "strategy", "host", HOST_RATE.name, HOST_MEDIAN.name, HOST_P99.name];
     let mut table = ReportTable::new("hosts", "Children per second by hosts", &columns);
     for case in cases {
         let rows = hosts.iter().map(|host| (host.as_str(), case.of_host(host)));
         for (name, of) in with_sum_row(rows, case.clone()) {
-            let figures = [HOST_RATE, CLIENT_MEDIAN, CLIENT_P99].map(|figure| samples.cell(&of, figure));
+            let figures = [HOST_RATE, HOST_MEDIAN, HOST_P99].map(|figure| samples.cell(&of, figure));
             let key = [&case.workload, case.strategy_text(), name].map(ReportCell::text);
             table.add_row(key.into_iter().chain(figures));
         }

@@ -4,6 +4,7 @@
 //! and answer the calls.
 
 pub(crate) mod clock;
+pub(crate) mod latencies;
 pub(crate) mod specification;
 
 use std::io::{self, Read as _, Write as _};
@@ -14,22 +15,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{Security, TlsSecurity};
-use hdrhistogram::Histogram;
 
 use crate::baseline::socket_chain;
 use crate::{peer, workload};
+use latencies::{new_latencies, print_latencies};
 use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, EndpointSpec, RpcSystem};
 
 // The output of each role, with latencies in ns:
 //
 // - server: `listening PORT`. It ends when its input ends.
 // - client: `ready`. It waits for one letter, which starts it. Then it prints in each interval
-//   `interval ANSWERS NS ERRORS DAMAGED`, and at its end `done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX`.
+//   `interval ANSWERS NS ERRORS DAMAGED`, and at its end `done ANSWERS NS ERRORS DAMAGED` and its latencies.
 // - acceptor: like a server.
 // - clock: like a server.
 // - clock client: `offset NS ERROR_NS`.
 // - connector: like a client. In each second `interval CONNECTIONS SUM_OF_TIMES`, and at its end
-//   `done CONNECTIONS NS P50 P99 MEAN`.
+//   `done CONNECTIONS NS` and its latencies.
 
 /// Runs the endpoint that the specification describes.
 ///
@@ -130,12 +131,9 @@ fn run_client(system: RpcSystem, to: SocketAddr, load: &ClientLoad, client_optio
         thread.join().map_err(|_| io::Error::other("a client's thread panicked"))??;
     }
     let latencies = latencies.lock().expect("no thread panicked while it held the lock");
-    let quantiles = [0.5, 0.9, 0.99, 0.999].map(|quantile| latencies.value_at_quantile(quantile).to_string());
-    print_line(&format!("{text} {} {} {}", latencies.len(), quantiles.join(" "), latencies.max()))
+    print_line(&text)?;
+    print_latencies(&latencies)
 }
-
-/// Maximum recorded latency, in ns.
-const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 /// The counters of one thread, and the flag that stops the thread.
 #[derive(Debug, Default)]
@@ -144,14 +142,6 @@ pub(crate) struct CallCounts {
     pub(crate) errors: AtomicU64,
     pub(crate) damaged: AtomicU64,
     pub(crate) stop: AtomicBool,
-}
-
-/// Latencies of one thread.
-pub(crate) type Latencies = Histogram<u64>;
-
-/// Creates an empty histogram with two significant digits, for latencies up to a minute.
-pub(crate) fn new_latencies() -> Latencies {
-    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("the bounds are valid")
 }
 
 /// Prints a line, and flushes it.

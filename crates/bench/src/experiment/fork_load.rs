@@ -12,10 +12,12 @@ use serde::{Deserialize, Serialize};
 use super::fanout_client::FanoutClient;
 use super::node_client::NodeClient;
 use super::nodes::ClusterNode;
+use crate::endpoint::latencies::{
+    Latencies, merge_latencies, new_exact_latencies, print_latencies, quantile_us, read_latencies,
+};
 use crate::endpoint::print_line;
 use crate::error::BenchError;
 use crate::machine::program::RunningProgram;
-use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;
 
 /// Size of each client's range of child numbers. The ranges are disjoint, so no two children have the same number.
@@ -52,25 +54,41 @@ pub(crate) struct LoadInterval {
 }
 
 /// The whole run of one client.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct ClientResult {
     pub(crate) children: u64,
     pub(crate) per_s: f64,
-    /// Median time from the request for a child until its result is checked.
+    /// Times from the request for a child until its result is checked.
+    latencies: Latencies,
+}
+
+/// The children of several clients.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct ForkTotals {
+    pub(crate) children: u64,
+    /// Children per second.
+    pub(crate) per_s: f64,
+    /// Median and 99th percentile of the times from the request for a child until its result is checked.
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
+}
+
+impl ForkTotals {
+    pub(crate) fn of<'a>(clients: impl IntoIterator<Item = &'a ClientResult>) -> Self {
+        let clients: Vec<_> = clients.into_iter().collect();
+        let latencies = merge_latencies(clients.iter().map(|client| &client.latencies));
+        let [p50_ms, p99_ms] = [0.5, 0.99].map(|quantile| quantile_us(&latencies, quantile) / 1e3);
+        let children = clients.iter().map(|client| client.children).sum();
+        Self { children, per_s: clients.iter().map(|client| client.per_s).sum(), p50_ms, p99_ms }
+    }
 }
 
 /// The clients of a host in a run.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct HostForks {
     pub(crate) host: String,
-    pub(crate) children: u64,
-    /// Children per second of its clients.
-    pub(crate) per_s: f64,
-    /// The median of its clients' medians, and the largest 99th percentile of any of them.
-    pub(crate) p50_ms: f64,
-    pub(crate) p99_ms: f64,
+    #[serde(flatten)]
+    pub(crate) totals: ForkTotals,
 }
 
 /// The specification of a client.
@@ -127,15 +145,8 @@ impl ForkLoad<'_> {
         let hosts = self.nodes.iter().enumerate().filter_map(|(index, node)| Some((index, node.machine().name()?)));
         let of_host = |(index, host): (usize, &str)| {
             // In the order of `start_clients`.
-            let own = || clients.iter().skip(index).step_by(self.nodes.len());
-            let medians: Vec<f64> = own().map(|client| client.p50_ms).collect();
-            HostForks {
-                host: host.to_owned(),
-                children: own().map(|client| client.children).sum(),
-                per_s: own().map(|client| client.per_s).sum(),
-                p50_ms: Spread::from_samples(&medians).map_or(0.0, |spread| spread.median),
-                p99_ms: own().map(|client| client.p99_ms).fold(0.0, f64::max),
-            }
+            let own = clients.iter().skip(index).step_by(self.nodes.len());
+            HostForks { host: host.to_owned(), totals: ForkTotals::of(own) }
         };
         hosts.map(of_host).collect()
     }
@@ -170,7 +181,7 @@ fn interval_count(seconds: f64) -> u32 {
 //
 // - `ready`. Then the client waits for one letter, which starts it.
 // - `forked CHILDREN LONGEST_GAP_US` in each interval.
-// - `done CHILDREN NS P50_US P99_US` at its end.
+// - `done CHILDREN NS` and its latencies at its end.
 // - `failed WHY` instead of any of these.
 
 fn read_interval(clients: &mut [RunningProgram]) -> Result<LoadInterval, BenchError> {
@@ -184,13 +195,9 @@ fn read_interval(clients: &mut [RunningProgram]) -> Result<LoadInterval, BenchEr
 }
 
 fn read_result(client: &mut RunningProgram) -> Result<ClientResult, BenchError> {
-    let [children, ns, p50_us, p99_us] = client.read_answer("done")?;
-    Ok(ClientResult {
-        children: children.unsigned_abs(),
-        per_s: children as f64 / (ns as f64 / 1e9),
-        p50_ms: p50_us as f64 / 1e3,
-        p99_ms: p99_us as f64 / 1e3,
-    })
+    let [children, ns] = client.read_answer("done")?;
+    let (children, per_s) = (children.unsigned_abs(), children as f64 / (ns as f64 / 1e9));
+    Ok(ClientResult { children, per_s, latencies: read_latencies(client)? })
 }
 
 /// Runs the client that the specification describes.
@@ -213,23 +220,20 @@ async fn fork_repeatedly(specification: &ForkClientSpec) -> Result<(), BenchErro
         FanoutClient::on_node(node, NodeClient::connect(socket).await?, seed, task.clone()).with_strategy(strategy);
     print_line("ready").map_err(failed)?;
     io::stdin().read_exact(&mut [0]).map_err(failed)?;
-    let (began, mut ms) = (Instant::now(), Vec::new());
+    let (began, mut latencies) = (Instant::now(), new_exact_latencies());
     let (mut interval, mut reported, mut gap) = (1, 0, Duration::ZERO);
     let intervals = interval_count(*seconds);
     while interval <= intervals {
         let sent = Instant::now();
-        client.fan_out(first + ms.len() as u64, 1).await?;
+        client.fan_out(first + latencies.len(), 1).await?;
         gap = gap.max(sent.elapsed());
-        ms.push(sent.elapsed().as_secs_f64() * 1e3);
+        latencies.saturating_record(sent.elapsed().as_nanos() as u64);
         // A slow child may take several intervals.
         while began.elapsed() >= REPORT_INTERVAL * interval && interval <= intervals {
-            print_line(&format!("forked {} {}", ms.len() - reported, gap.as_micros())).map_err(failed)?;
-            (interval, reported, gap) = (interval + 1, ms.len(), Duration::ZERO);
+            print_line(&format!("forked {} {}", latencies.len() - reported, gap.as_micros())).map_err(failed)?;
+            (interval, reported, gap) = (interval + 1, latencies.len(), Duration::ZERO);
         }
     }
-    let took = began.elapsed();
-    let Some(Spread { median, .. }) = Spread::from_samples(&ms) else { return Ok(()) };
-    ms.sort_by(f64::total_cmp);
-    let p99 = ms[(ms.len() * 99).div_ceil(100).clamp(1, ms.len()) - 1];
-    print_line(&format!("done {} {} {:.0} {:.0}", ms.len(), took.as_nanos(), median * 1e3, p99 * 1e3)).map_err(failed)
+    let done = format!("done {} {}", latencies.len(), began.elapsed().as_nanos());
+    print_line(&done).and_then(|()| print_latencies(&latencies)).map_err(failed)
 }

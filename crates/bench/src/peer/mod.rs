@@ -11,9 +11,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::endpoint::CallCounts;
 use crate::endpoint::announce_port;
+use crate::endpoint::latencies::{Latencies, new_latencies};
 use crate::endpoint::specification::{ClientLoad, RpcSystem};
-use crate::endpoint::{CallCounts, Latencies, new_latencies};
 
 /// How often a client checks whether to stop.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);

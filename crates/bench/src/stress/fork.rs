@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{IntervalRates, REFERENCE_NOTE, hosts_table, unread_lines, until_interrupt, verdict, with_verdict};
 use crate::GlobalArgs;
 use crate::error::BenchError;
-use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, HostForks};
+use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, ForkTotals, HostForks};
 use crate::experiment::host_report::{HostReport, with_hosts};
 use crate::experiment::leak_check::ResourceCount;
 use crate::experiment::local_cluster::BenchCluster;
@@ -22,7 +22,6 @@ use crate::options::{EncryptionOption, FunctionCallArgs, NodeOptions, count, par
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::ReportSection;
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
-use crate::samples::Spread;
 use crate::workload::fork_workload::ForkWorkload;
 use crate::workload::functions::failures::FunctionFailures;
 use crate::workload::functions::{FunctionOptions, FunctionSource};
@@ -165,9 +164,8 @@ struct StressForkOutcome {
     intervals_per_s: Vec<f64>,
     /// Children per second of all clients.
     per_s: f64,
-    /// Time from the request for a child to the child's answer, in ms: the median of the clients' medians.
+    /// Time from the request for a child to the child's answer, in ms: median and 99th percentile of all children.
     p50_ms: f64,
-    /// The largest of the clients' 99th percentiles, in ms.
     p99_ms: f64,
     /// The longest time of any client without an answer, in ms.
     longest_gap_ms: f64,
@@ -284,12 +282,12 @@ fn outcome_text(plan: &StressForkParameters, outcome: &StressForkOutcome) -> Str
     let mut lines: Vec<String> = outcome.faults.iter().map(|fault| format!("FAULT: {fault}")).collect();
     let (_, verdict) = verdict(outcome.has_passed());
     lines.extend(unread_lines(&outcome.unread_logs));
-    lines.extend(outcome.hosts.iter().map(|HostForks { host, children, per_s, p50_ms, .. }| {
+    lines.extend(outcome.hosts.iter().map(|HostForks { host, totals: ForkTotals { children, per_s, p50_ms, .. } }| {
         format!("{host}: {children} children, {per_s:.1} a second; median {p50_ms:.1} ms")
     }));
     lines.push(format!(
         "{verdict}: {children} children, {per_s:.1} a second; from call to answer: median {p50_ms:.1} ms, \
-         p99 of the slowest client {p99_ms:.1} ms; at most {longest_gap_ms:.0} ms without an answer"
+         p99 {p99_ms:.1} ms; at most {longest_gap_ms:.0} ms without an answer"
     ));
     lines.extend(
         StressForkOutcome::published_per_s(&plan.workload).map(|per_s| {
@@ -363,11 +361,8 @@ fn run_load(
         show(outcome)
     })?;
     outcome.hosts = load.by_host(&results);
-    outcome.children = results.iter().map(|client| client.children).sum();
-    outcome.per_s = results.iter().map(|client| client.per_s).sum();
-    outcome.p99_ms = results.iter().map(|client| client.p99_ms).fold(0.0, f64::max);
-    let medians: Vec<f64> = results.iter().map(|client| client.p50_ms).collect();
-    outcome.p50_ms = Spread::from_samples(&medians).map_or(0.0, |spread| spread.median);
+    let ForkTotals { children, per_s, p50_ms, p99_ms } = ForkTotals::of(&results);
+    (outcome.children, outcome.per_s, outcome.p50_ms, outcome.p99_ms) = (children, per_s, p50_ms, p99_ms);
     Ok(())
 }
 

@@ -139,7 +139,7 @@ fn with_verdict(section: ReportSection, faults: &[String]) -> ReportSection {
 /// machine.
 fn hosts_table(hosts: &[HostForks], all: [f64; 3]) -> ReportTable {
     let mut table = ReportTable::new("hosts", "Children by hosts", &["host", "children", "median", "p99"]);
-    let rows = hosts.iter().map(|of| (of.host.as_str(), [of.per_s, of.p50_ms, of.p99_ms]));
+    let rows = hosts.iter().map(|of| (of.host.as_str(), [of.totals.per_s, of.totals.p50_ms, of.totals.p99_ms]));
     for (name, [per_s, p50_ms, p99_ms]) in with_sum_row(rows, all) {
         let time = |value| Some(ReportFigure::single(value, "ms", BetterDirection::Lower)).into();
         let rate = Some(ReportFigure::single(per_s, "1/s", BetterDirection::Higher)).into();

@@ -12,8 +12,8 @@ use farfork_trust::{AuthenticatedStream, Credentials, Encryption};
 use farfork_wire::NodeName;
 use rustix::net::sockopt::set_socket_linger;
 
+use crate::endpoint::latencies::{Latencies, new_latencies, print_latencies};
 use crate::endpoint::specification::SERVER;
-use crate::endpoint::{Latencies, new_latencies};
 use crate::endpoint::{announce_port, print_line};
 
 /// The request of a connection, and its answer.
@@ -102,8 +102,8 @@ pub(crate) fn run_client(
         latencies.add(own).map_err(io::Error::other)?;
     }
     let elapsed = began.elapsed();
-    let [p50, p99] = [0.5, 0.99].map(|quantile| latencies.value_at_quantile(quantile));
-    print_line(&format!("done {} {} {p50} {p99} {:.0}", latencies.len(), elapsed.as_nanos(), latencies.mean()))
+    print_line(&format!("done {} {}", latencies.len(), elapsed.as_nanos()))?;
+    print_latencies(&latencies)
 }
 
 /// The connections of all threads in the present second, and the sum of their times.

@@ -19,9 +19,10 @@ use farfork_rpc::{
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
+use crate::endpoint::CallCounts;
 use crate::endpoint::announce_port;
+use crate::endpoint::latencies::{Latencies, new_latencies};
 use crate::endpoint::specification::{ClientLoad, ClientOptions};
-use crate::endpoint::{CallCounts, Latencies, new_latencies};
 
 /// The method with empty answers.
 const METHOD_EMPTY: u32 = 778;
@@ -115,6 +116,8 @@ struct LoadThread<'a> {
     lanes: Vec<LoadConnection>,
     epoll: OwnedFd,
     latencies: Latencies,
+    /// Answers until the next one whose latency is recorded. It counts across polls, which may return fewer answers.
+    until_sample: u64,
     began: Instant,
     call: OutgoingRequest,
     request: Vec<u8>,
@@ -146,7 +149,8 @@ pub(crate) fn run_client<T>(
     let (latencies, epoll) = (new_latencies(), epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let call = OutgoingRequest { handler, ..OutgoingRequest::default() };
     run();
-    let mut driver = LoadThread { load, counts, lanes, epoll, latencies, began: Instant::now(), call, request };
+    let (until_sample, began) = (1, Instant::now());
+    let mut driver = LoadThread { load, counts, lanes, epoll, latencies, until_sample, began, call, request };
     driver.run(client_options.spins)?;
     Ok(driver.latencies)
 }
@@ -244,7 +248,7 @@ impl LoadThread<'_> {
 
     /// Receives answers, and sends a new request for each answer. Returns whether there were any answers.
     fn poll_connection(&mut self, number: usize, now: Instant) -> io::Result<bool> {
-        let Self { load, counts, lanes, latencies, began, call, request, epoll } = self;
+        let Self { load, counts, lanes, latencies, until_sample, began, call, request, epoll } = self;
         let lane = &mut lanes[number];
         let (now_ns, sessions) = ((now - *began).as_nanos() as u64, load.sessions as u64);
         let sampled = if load.window == 1 { 1 } else { CALLS_PER_SAMPLE };
@@ -258,7 +262,9 @@ impl LoadThread<'_> {
                 Ok(_) => damaged += 1,
                 Err(_) => failed += 1,
             }
-            if answers % sampled == 0 {
+            *until_sample -= 1;
+            if *until_sample == 0 {
+                *until_sample = sampled;
                 latencies.saturating_record(now_ns.saturating_sub(tag / sessions));
             }
         });

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::baseline::connect::{BareConnect, CONNECT};
+use crate::endpoint::latencies::{Latencies, merge_latencies, quantile_us, read_latencies};
 use crate::endpoint::specification::{EndpointRole, EndpointSpec, RpcSystem};
 use crate::error::BenchError;
 use crate::experiment::testbed::{ConnectionSecurity, Testbed, start_endpoint};
@@ -207,8 +208,10 @@ impl ConnectRun {
             let of_host = sample_case.clone().of_host(host);
             client.figures().into_iter().try_for_each(|(figure, value)| self.samples.add(&of_host, figure, value))?;
         }
-        let all = clients.into_iter().reduce(ClientConnections::with).unwrap_or_default();
-        all.figures().into_iter().try_for_each(|(figure, value)| self.samples.add(&sample_case, figure, value))
+        ClientConnections::of_all(&clients)
+            .figures()
+            .into_iter()
+            .try_for_each(|(figure, value)| self.samples.add(&sample_case, figure, value))
     }
 
     fn measure_floor(&self, case: &ConnectCase) -> Result<f64, BenchError> {
@@ -252,37 +255,27 @@ impl ConnectRun {
 }
 
 /// The connections of one client, or of several.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug)]
 struct ClientConnections {
-    made: f64,
     per_s: f64,
-    /// Of the slowest client.
-    p50_us: f64,
-    p99_us: f64,
-    /// The sum of all times.
-    total_us: f64,
+    latencies: Latencies,
 }
 
 impl ClientConnections {
-    /// Reads the last line of a client.
+    /// Reads the last lines of a client.
     fn read(client: &mut RunningProgram) -> Result<Self, BenchError> {
-        let [made, ns, p50_ns, p99_ns, mean_ns] = client.read_answer("done")?.map(|number| number as f64);
-        let (p50_us, p99_us) = (p50_ns / 1e3, p99_ns / 1e3);
-        Ok(Self { made, per_s: made / (ns / 1e9), p50_us, p99_us, total_us: made * mean_ns / 1e3 })
+        let [made, ns] = client.read_answer("done")?;
+        Ok(Self { per_s: made as f64 / (ns as f64 / 1e9), latencies: read_latencies(client)? })
     }
 
-    fn with(self, other: Self) -> Self {
-        Self {
-            made: self.made + other.made,
-            per_s: self.per_s + other.per_s,
-            p50_us: self.p50_us.max(other.p50_us),
-            p99_us: self.p99_us.max(other.p99_us),
-            total_us: self.total_us + other.total_us,
-        }
+    fn of_all(clients: &[Self]) -> Self {
+        let latencies = merge_latencies(clients.iter().map(|client| &client.latencies));
+        Self { per_s: clients.iter().map(|client| client.per_s).sum(), latencies }
     }
 
     fn figures(&self) -> [(Figure, f64); 4] {
-        let Self { made, per_s, p50_us, p99_us, total_us } = *self;
-        [(RATE, per_s), (MEDIAN, p50_us), (P99, p99_us), (MEAN, total_us / made.max(1.0))]
+        let Self { per_s, latencies } = self;
+        let [p50_us, p99_us] = [0.5, 0.99].map(|quantile| quantile_us(latencies, quantile));
+        [(RATE, *per_s), (MEDIAN, p50_us), (P99, p99_us), (MEAN, latencies.mean() / 1e3)]
     }
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use self::case::{LoadArgs, RpcCase, RpcTimes};
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::baseline::echo::{BareEcho, ECHO};
+use crate::endpoint::latencies::{merge_latencies, quantile_us, read_latencies};
 use crate::endpoint::specification::{ClientLoad, EndpointRole, EndpointSpec, RpcSystem};
 use crate::error::BenchError;
 use crate::experiment::testbed::{ConnectionSecurity, Testbed, start_endpoint};
@@ -130,8 +131,7 @@ pub(crate) struct RpcRunOutcome {
     pub(crate) errors: u64,
     /// Answers with a wrong length or checksum.
     pub(crate) damaged: u64,
-    /// Median, 90th, 99th and 99.9th percentile, and maximum of the latencies, in µs. Each is the largest value of all
-    /// clients.
+    /// Median, 90th, 99th and 99.9th percentile, and maximum of the latencies of all clients, in µs.
     pub(crate) latency_us: [f64; 5],
 }
 
@@ -333,18 +333,20 @@ fn finish(
     hosts: &[String],
     mut outcome: RpcRunOutcome,
 ) -> Result<RpcRunOutcome, BenchError> {
+    let mut all = Vec::new();
     (outcome.errors, outcome.damaged) = (0, 0);
     for (index, client) in clients.iter_mut().enumerate() {
-        let [answers, ns, errors, damaged, _count, latencies @ ..] = client.read_answer::<10>("done")?;
+        let [answers, ns, errors, damaged] = client.read_answer("done")?;
+        let latencies = read_latencies(client)?;
         let per_s = answers as f64 / (ns as f64 / 1e9);
         outcome.per_s += per_s;
         let host = hosts.get(index).cloned();
-        outcome.hosts.extend(host.map(|host| HostCalls { host, per_s, p50_us: latencies[0] as f64 / 1e3 }));
+        outcome.hosts.extend(host.map(|host| HostCalls { host, per_s, p50_us: quantile_us(&latencies, 0.5) }));
         outcome.errors += errors as u64;
         outcome.damaged += damaged as u64;
-        for (slowest, ns) in outcome.latency_us.iter_mut().zip(latencies) {
-            *slowest = slowest.max(ns as f64 / 1e3);
-        }
+        all.push(latencies);
     }
+    let latencies = merge_latencies(&all);
+    outcome.latency_us = [0.5, 0.9, 0.99, 0.999, 1.0].map(|quantile| quantile_us(&latencies, quantile));
     Ok(outcome)
 }

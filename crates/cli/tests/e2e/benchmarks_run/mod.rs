@@ -40,6 +40,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fanout_finds_no_wrong_result_and_cleans_up", fanout),
     Test::alone("peak_counts_children_of_each_workload_and_cleans_up", functions::counts_peak),
     Test::alone("stress_fork_checks_its_floor_and_cleans_up", stress_fork),
+    Test::alone("rpc_times_calls_with_any_number_in_flight", rpc),
     Test::alone("stress_rpc_names_a_log_that_it_cannot_read", stress_rpc),
     Test::alone("tree_prints_every_figure_and_cleans_up", tree),
     Test::alone("volume_prints_every_figure_and_cleans_up", volume::prints_every_figure),
@@ -304,6 +305,15 @@ fn stress_fork() {
         assert!(has_enough, "{said}");
         assert_eq!(said["outcome"]["intervals_per_s"].as_array().map(Vec::len), Some(seconds as usize), "{said}");
     }
+}
+
+/// The time of a call is measured, although a poll returns fewer answers than there are between two recorded times.
+fn rpc() {
+    let arguments = ["--runs", "1", "--client-seconds", "0.5", "--clients", "2", "--threads", "1", "--window", "8"];
+    let document = run_benchmark("rpc", &[&arguments[..], &["--no-floors"]].concat());
+    let case = &document["cases"][0];
+    let times = ["p50", "p90", "p99", "p999", "max"].map(|name| case["latency_us"][name].as_f64().expect("a number"));
+    assert!(times[0] > 0.0 && times.is_sorted() && case["per_s"].as_f64() > Some(0.0), "{document}");
 }
 
 /// Calls pass without the kernel's log. With `--strict`, they fail. In the mount namespace of the test, that log is a file that
