@@ -57,6 +57,11 @@ impl LogReplay {
         self.next
     }
 
+    /// The epoch of the last record, or a higher one from [`Self::require_epoch`].
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
     /// From now on, rejects records with a lower epoch than `epoch`: their writers have lost the right to write the log.
     pub fn require_epoch(&mut self, epoch: u32) {
         self.epoch = self.epoch.max(epoch);

@@ -18,9 +18,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_damaged_record_is_listed_and_restored", damaged_record).long(),
 ];
 
+const SIGSTOP: i32 = 19;
+
 /// Longest wait until nodes have returned.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
+/// The file is older than the logs: both nodes have written in later turns. Nothing acknowledged is lost, and both write again.
 fn replaced_etcd() {
     let (cluster, directory) = (Cluster::start_with_etcd(2), scratch::directory());
     cluster.first().json(&["volume", "create", "data", "--replicas", "n1,n2"]);
@@ -34,8 +37,19 @@ fn replaced_etcd() {
     cluster.first().run_failing(&["volume", "export-catalog", file]).require_mentions(&["catalog.json", "exists"]);
     let import = || cluster.first().json(&["volume", "import-catalog", file]);
     assert_eq!(import(), json!({ "written": [], "present": ["data"] }));
+    write_in_turns(&cluster, "before");
+    let earlier = scratch::directory();
+    let mount = VolumeMount::new(&cluster, 1, "data", earlier.path());
+    write_synced(&mount.path("first"), b"acknowledged");
+    // Nothing is published from now on, so only the logs have the file.
+    for node in 0..2 {
+        let store = cluster.run_dir(node).join("volumes");
+        assert_eq!(signal_processes(&["volume\0worker", store.to_str().expect("a path of the test")], SIGSTOP), 1);
+    }
+    write_synced(&mount.path("unpublished"), b"acknowledged");
 
-    (0..2).for_each(|node| cluster.stop_daemon(node));
+    (0..2).for_each(|node| cluster.kill_daemon(node));
+    mount.end();
     delete_all_keys(&cluster);
     (0..2).for_each(|node| cluster.restart_daemon(node));
     cluster.wait_until_all_are_alive();
@@ -44,9 +58,14 @@ fn replaced_etcd() {
     let is_live = || cluster.first().run(&["volume", "ls"]).stdout.contains("n1,n2").then_some(());
     wait::wait_until("the nodes serve the volume again", SETTLE_LIMIT, is_live);
     let mount = VolumeMount::new(&cluster, 1, "data", directory.path());
-    assert_eq!(fs::read(mount.path("file")).expect("the file is there"), b"acknowledged");
+    for name in ["file", "first", "unpublished"] {
+        assert_eq!(fs::read(mount.path(name)).expect("the file is there"), b"acknowledged", "{name}");
+    }
     write_synced(&mount.path("other"), b"acknowledged");
     mount.end();
+    write_in_turns(&cluster, "after");
+    let check = cluster.first().json(&["volume", "check", "data"]);
+    assert_eq!(check["differences"], json!([]), "{check}");
 
     let refused = cluster.first().run_failing(&["volume", "import-catalog", file]);
     refused.require_mentions(&["later record", "volume data", "nothing was imported"]);
@@ -54,8 +73,23 @@ fn replaced_etcd() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
+/// Writes files on both nodes in turns, each synced. Each node then reads all of them.
+fn write_in_turns(cluster: &Cluster, prefix: &str) {
+    const TURNS: usize = 5;
+    let directory = scratch::directory();
+    let mounts = [0, 1].map(|node| VolumeMount::new(cluster, node, "data", directory.path()));
+    let names = (0..TURNS).flat_map(|turn| [0, 1].map(|node| format!("{prefix}-{turn}-{node}")));
+    let names: Vec<String> = names.collect();
+    for (name, mount) in names.iter().zip(mounts.iter().cycle()) {
+        write_synced(&mount.path(name), name.as_bytes());
+    }
+    for (name, mount) in names.iter().flat_map(|name| mounts.iter().map(move |mount| (name, mount))) {
+        assert_eq!(fs::read(mount.path(name)).expect("the file is there"), name.as_bytes());
+    }
+    mounts.into_iter().for_each(VolumeMount::end);
+}
+
 fn silent_etcd() {
-    const SIGSTOP: i32 = 19;
     const SIGCONT: i32 = 18;
     let (cluster, directory) = (Cluster::start_with_etcd(1), scratch::directory());
     cluster.first().json(&["volume", "create", "data", "--replicas", "n1"]);
@@ -125,20 +159,23 @@ fn damaged_record() {
 
 /// Sends a signal to all members of the etcd.
 fn signal_etcd(cluster: &Cluster, signal: i32) {
-    let cluster_dir = cluster.run_dir(0).parent().expect("a directory for each node").join("etcd");
-    let cluster_dir = cluster_dir.to_str().expect("a path of the test").to_owned();
-    let is_member = |pid: &i32| {
+    let data = cluster.run_dir(0).parent().expect("a directory for each node").join("etcd");
+    assert_eq!(signal_processes(&["--data-dir", data.to_str().expect("a path of the test")], signal), 3);
+}
+
+/// Sends a signal to all processes whose command line has these parts. Returns their number.
+fn signal_processes(parts: &[&str], signal: i32) -> usize {
+    let is_one = |pid: &i32| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.contains("--data-dir") && line.contains(&cluster_dir)
+        parts.iter().all(|part| line.contains(part))
     };
     let entries = fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let members: Vec<i32> = pids.filter(is_member).collect();
-    assert_eq!(members.len(), 3, "{cluster_dir}");
-    for pid in members {
-        let member = pidfd::open(pid).expect("the member lives");
-        pidfd::send_signal(&member, signal).expect("the member lives");
+    let pids: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect();
+    for pid in &pids {
+        let process = pidfd::open(*pid).expect("the process lives");
+        pidfd::send_signal(&process, signal).expect("the process lives");
     }
+    pids.len()
 }
 
 /// Makes the etcd as empty as a new one.

@@ -287,6 +287,14 @@ impl VolumeRecord {
             term: 0,
         }
     }
+
+    /// Whether the chain, the writer or the clients are later than in another record of the same volume. Revisions of different
+    /// stores cannot be compared. The epoch, the term and the number of clients only rise, and a term ends once. The state is
+    /// not compared: a drop that fails takes it back.
+    pub fn is_later_than(&self, other: &Self) -> bool {
+        let order = |record: &Self| (record.epoch, record.term, record.writer.is_none(), record.clients.len());
+        order(self) > order(other)
+    }
 }
 
 /// Why a record contradicts itself; none for a valid one. No node writes an invalid record, but someone may edit one by hand.

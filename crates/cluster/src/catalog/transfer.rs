@@ -82,7 +82,7 @@ pub fn import_volumes(
                 summary.present.push(name.clone());
                 continue;
             }
-            Some(present) if !is_later(record, present) => {
+            Some(present) if !record.is_later_than(present) && !has_later_state(record, present) => {
                 let (epoch, term) = (present.epoch, present.term);
                 return Err(ImportError::Later { name: name.clone(), epoch, term });
             }
@@ -101,18 +101,14 @@ fn is_same(one: &VolumeRecord, other: &VolumeRecord) -> bool {
     *one == VolumeRecord { revision: one.revision, ..other.clone() }
 }
 
-/// Whether a record is later than another one of the same volume. Revisions of different stores cannot be compared. The epoch,
-/// the term and the number of clients only rise, and a term ends once.
-fn is_later(record: &VolumeRecord, other: &VolumeRecord) -> bool {
+/// Whether two records differ in the state only, and the first one has the later state.
+fn has_later_state(record: &VolumeRecord, other: &VolumeRecord) -> bool {
     let stage = |record: &VolumeRecord| match record.state {
         VolumeState::Creating => 0,
         VolumeState::Ready => 1,
         VolumeState::Dropping => 2,
     };
-    let order = |record: &VolumeRecord| {
-        (record.epoch, record.term, record.writer.is_none(), record.clients.len(), stage(record))
-    };
-    order(record) > order(other)
+    !other.is_later_than(record) && stage(record) > stage(other)
 }
 
 #[cfg(test)]

@@ -39,6 +39,26 @@ pub fn begin_term(record: &mut VolumeRecord, client: u16) -> bool {
     is_free
 }
 
+/// Makes a client the fenced writer in a term that its log has, and that the record has not reached: the record was restored to
+/// an earlier state. The record may lack the client. Then it gets a node without a client: the log is published before that node
+/// writes to it, so it does not matter which one has written it before.
+pub fn restore_term(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
+    let index = usize::from(client);
+    let free = record.replicas.iter().filter(|node| !record.clients.contains(node));
+    let missing = (index + 1).saturating_sub(record.clients.len());
+    let added: Vec<NodeName> = free.take(missing).cloned().collect();
+    let is_lost = record.term < term && added.len() == missing;
+    if is_lost {
+        record.clients.extend(added);
+        record.term = term;
+        record.writer = Some(client);
+        record.is_writer_fenced = true;
+        record.client_terms.resize(record.clients.len(), 0);
+        record.client_terms[index] = term;
+    }
+    raise_epoch(record, is_lost)
+}
+
 /// Gives the place of one replica to another node, which has to catch up. The last live replica cannot be replaced.
 pub fn replace_replica(record: &mut VolumeRecord, old: &NodeName, new: &NodeName) -> bool {
     let is_last = record.chain == [old.clone()];
@@ -196,6 +216,18 @@ mod tests {
         assert_eq!((record.replicas.clone(), record.chain.clone()), (vec![node("n3"), node("n2")], vec![node("n2")]));
         assert!(record.is_writer_fenced && begin_join(&mut record, &node("n3")));
         assert!(!replace_replica(&mut record, &node("n2"), &node("n4")), "the last live replica");
+    }
+
+    #[test]
+    fn a_term_that_a_log_has_is_restored_once() {
+        let mut record = test_record(&["n1", "n2"], &["n1", "n2"]);
+        assert!(begin_term(&mut record, 0) && end_term(&mut record, 0, 1));
+        assert!(!restore_term(&mut record, 1, 1) && !restore_term(&mut record, 7, 9), "{record:?}");
+        record.clients.truncate(1);
+        assert!(restore_term(&mut record, 1, 9) && !restore_term(&mut record, 0, 8));
+        assert_eq!(record.clients, [node("n1"), node("n2")]);
+        assert_eq!((record.writer, record.is_writer_fenced, record.term, record.epoch), (Some(1), true, 9, 2));
+        assert!(end_term(&mut record, 1, 9) && begin_term(&mut record, 0) && record.term == 10);
     }
 
     #[test]

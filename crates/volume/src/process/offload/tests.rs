@@ -354,6 +354,50 @@ fn the_next_writer_has_all_records_of_the_previous_one() {
     }
 }
 
+/// The catalog goes back to an earlier record while the nodes run, as after an import of an old file. No term is given twice.
+#[test]
+fn an_earlier_record_of_the_catalog_is_replaced_by_the_later_one() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let (catalog, (volume, _)) = (cluster.catalog(), cluster.volume_key());
+    let record = || -> VolumeRecord { catalog.read().unwrap().volumes[&volume.name].clone() };
+    let mut one = TestClient::attach(&cluster.store("n1"));
+    let mut other = TestClient::attach(&cluster.store("n3"));
+    let earlier = record();
+    one.acquire_write();
+    one.create_file("one");
+    for round in 0..2 {
+        let releasing = thread::spawn(move || {
+            one.answer_release();
+            one
+        });
+        other.acquire_write();
+        one = releasing.join().unwrap();
+        other.create_file(&format!("other-{round}"));
+        other.commit();
+        let later = record();
+        let go_back = |record: &mut VolumeRecord| {
+            *record = VolumeRecord { revision: record.revision, ..earlier.clone() };
+            true
+        };
+        update_volume(&*catalog, &volume.name, go_back).unwrap();
+        wait_for("the later record", || VolumeRecord { revision: later.revision, ..record() } == later);
+        let releasing = thread::spawn(move || {
+            other.answer_release();
+            other
+        });
+        one.acquire_write();
+        other = releasing.join().unwrap();
+        assert!(record().term > later.term, "{later:?}, then {:?}", record());
+        one.create_file(&format!("one-{round}"));
+        one.commit();
+    }
+    for node in NODES {
+        let names = ["one", "one-0", "one-1", "other-0", "other-1"];
+        wait_for("all files are published", || cluster.published_names(node) == names);
+    }
+}
+
 /// A node that copies a tree gives up, and its next attempt borrows the tree again.
 #[test]
 fn a_borrowed_tree_that_is_borrowed_again_is_read_to_its_end() {

@@ -204,6 +204,12 @@ impl ReplicaState {
         self.logs.get_mut(&client).expect("the log is open")
     }
 
+    /// The highest term of any published record. The catalog has a lower one if it was restored to an earlier state while no node
+    /// ran.
+    pub(super) fn highest_term(&self) -> u32 {
+        self.logs.values().map(|log| log.copied.chain.published().epoch).max().unwrap_or(0)
+    }
+
     /// Whether publishing is paused: a client or another node reads the shared tree, or this node copies a tree.
     pub(super) fn is_publishing_paused(&self) -> bool {
         self.loading_client.is_some() || self.loan.is_some() || self.is_catching_up

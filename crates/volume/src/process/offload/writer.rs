@@ -61,9 +61,9 @@ pub(super) enum TermError {
 }
 
 impl TermError {
-    /// Whether the catalog could not be read or written.
+    /// Whether the catalog could not be read or written, or has no record of the volume.
     fn is_of_catalog(&self) -> bool {
-        matches!(self, Self::Catalog(_) | Self::Replica(ReplicaError::Catalog(_)))
+        matches!(self, Self::Catalog(_) | Self::Replica(ReplicaError::Catalog(_) | ReplicaError::UnknownVolume(_)))
     }
 }
 
@@ -172,6 +172,7 @@ fn begin_term(
     sender: &ClientSender,
 ) -> Result<GrantAttempt, TermError> {
     let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
+    record.term = record.term.max(volume.lock().highest_term());
     if !membership::begin_term(&mut record, number) {
         return Ok(GrantAttempt::Continues);
     }

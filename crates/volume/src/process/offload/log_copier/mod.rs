@@ -16,9 +16,11 @@ use std::time::{Duration, Instant};
 use reader::LogReader;
 use sender::LogSender;
 
+use farfork_cluster::catalog::VolumeRecord;
+
 use super::volume::{LogProgress, ReplicaState, ReplicatedVolume, WaitingThread};
-use crate::chain::ChainLog;
-use crate::log::{LogHeader, LogPoint};
+use crate::chain::{ChainLog, membership};
+use crate::log::{LogFile, LogHeader, LogPoint};
 use crate::process::open_tree::FileIdentity;
 use crate::publish::{PublishedMark, is_damaged_mark};
 use crate::replay::LogReplay;
@@ -76,6 +78,7 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
     // A term ends after all its records are published. So unpublished records count only if they have the present term.
     // Others were written by a client that had lost its term, and were never acknowledged.
+    let record = restore_term(volume, client, &log, replay.clone(), record)?;
     if record.writer == Some(client) {
         replay.require_epoch(record.term);
         reader::read_to_end(&mut replay, &log);
@@ -96,6 +99,40 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         .name(format!("send-{client}"))
         .spawn(move || run(&sending.0, client, &sending.1, &sending.1.sender))?;
     Ok(())
+}
+
+/// Restores a term that the catalog lacks because it was restored to an earlier state: the log has unpublished records of it, which
+/// may be acknowledged. The head publishes them, and ends the term. Returns the record of the volume.
+fn restore_term(
+    volume: &ReplicatedVolume,
+    client: u16,
+    log: &LogFile,
+    mut unpublished: LogReplay,
+    record: Arc<VolumeRecord>,
+) -> io::Result<Arc<VolumeRecord>> {
+    let published = unpublished.next_point();
+    reader::read_to_end(&mut unpublished, log);
+    let term = unpublished.epoch();
+    if unpublished.next_point() == published || term <= record.term {
+        return Ok(record);
+    }
+    let mut is_written = false;
+    let restore = |record: &mut VolumeRecord| {
+        is_written = membership::restore_term(record, client, term);
+        is_written
+    };
+    let restored = volume.update_catalog(restore).map_err(io::Error::other)?;
+    let volume = &volume.key.name;
+    match (is_written, restored.term < term) {
+        (true, _) => {
+            tracing::warn!(%volume, client, term, "the catalog has an earlier record than the log, whose term is restored")
+        }
+        (false, true) => {
+            tracing::error!(%volume, client, term, "the catalog has an earlier record than the log, and lacks its client")
+        }
+        (false, false) => {}
+    }
+    Ok(Arc::new(restored))
 }
 
 /// Returns the mark up to which a log is published. If the mark is damaged, or the log is missing, this node may lack

@@ -354,17 +354,20 @@ impl OffloadNode {
             else {
                 continue;
             };
-            volume.update_record(record);
+            // An error means that the next change of the catalog, or the next call, tries it again.
+            let _ = volume.apply_record(record.clone());
         }
     }
 }
 
 impl ReplicatedVolume {
-    /// Applies a record of the catalog if it is newer. Ends the client of this node if it is fenced, or if the node has left
-    /// the chain.
+    /// Applies a record of the catalog, unless this node has the same or a later one. Ends the client of this node if it is
+    /// fenced, or if the node has left the chain.
     pub(super) fn update_record(&self, record: &VolumeRecord) {
         let mut state = self.lock();
-        if record.revision <= state.record.revision {
+        let is_newer = record.revision > state.record.revision && !state.record.is_later_than(record);
+        // Revisions begin again in a store that was restored.
+        if !is_newer && !record.is_later_than(&state.record) {
             return;
         }
         state.is_catching_up |= membership::outdates_tree(&state.record, record, &self.node.name);
@@ -415,8 +418,29 @@ impl ReplicatedVolume {
         if record.id != self.key.id {
             return Err(ReplicaError::UnknownVolume(self.key.name.clone()));
         }
-        self.update_record(&record);
-        Ok(record)
+        self.apply_record(record)
+    }
+
+    /// Applies a record of the catalog. If this node has a later one, the catalog was restored to an earlier state: then the
+    /// later one is written into the catalog. A term that was given before must not be given again, because the logs have its
+    /// records.
+    fn apply_record(&self, record: VolumeRecord) -> Result<VolumeRecord, ReplicaError> {
+        let known = Arc::clone(&self.lock().record);
+        if !known.is_later_than(&record) {
+            self.update_record(&record);
+            return Ok(record);
+        }
+        // Not if another thread has just changed the record.
+        let restored = self.update_catalog(|record| {
+            let is_earlier = known.is_later_than(record);
+            if is_earlier {
+                let (epoch, term) = (record.epoch, record.term);
+                tracing::warn!(volume = %self.key.name, epoch, term, "the catalog has an earlier record than this node, which writes its own");
+                *record = VolumeRecord { revision: record.revision, ..VolumeRecord::clone(&known) };
+            }
+            is_earlier
+        })?;
+        Ok(restored)
     }
 
     /// Changes the record in the catalog, unless `change` returns false. Returns the resulting record.
