@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use farfork_api::failure::Failure;
 use farfork_api::run_dir::{RunDir, RunDirError, RunDirLock};
-use farfork_cluster::catalog::CatalogLocation;
+use farfork_cluster::catalog::{CatalogLocation, CatalogReference};
 use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, ContainerPool, Leftovers, clean_leftovers};
 use farfork_fabric::{Exporter, TlsSecurity, shm, tcp};
@@ -50,7 +50,7 @@ use crate::program;
 use crate::seeds::{self, EXPIRY_INTERVAL, SeedRegistry};
 use crate::service;
 use crate::stall_watchdog;
-use crate::trust::{self, CatalogReference, EnrollmentError, Security};
+use crate::trust::{self, EnrollmentError, Security};
 use crate::volumes::{OffloadRequests, VolumeService, VolumeServiceConfig};
 
 /// Interval between checks whether the daemon is idle.

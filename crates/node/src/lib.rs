@@ -43,4 +43,4 @@ mod trust;
 mod volumes;
 
 pub use network::EgressDestination;
-pub use trust::{CatalogReference, EnrollmentError, join_cluster};
+pub use trust::{EnrollmentError, join_cluster};

@@ -7,14 +7,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_cluster::catalog::{Catalog, CatalogError, CatalogLocation, MemberRecord, RosterRecord, claim_catalog};
+use farfork_cluster::catalog::{
+    Catalog, CatalogError, CatalogLocation, CatalogReference, MemberRecord, RosterRecord, claim_catalog,
+};
 use farfork_trust::{AuthenticatedPeer, Credentials, CredentialsError, Identity};
 use farfork_wire::NodeName;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::peers::Peers;
-use crate::trust::CatalogReference;
 
 /// Interval between two reads of the catalog. A new member is known by heartbeats long before.
 const READ_INTERVAL: Duration = Duration::from_secs(10);

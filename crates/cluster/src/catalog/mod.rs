@@ -11,6 +11,7 @@ mod conformance;
 mod etcd;
 mod file;
 mod location;
+mod reference;
 mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use farfork_trust::DirectoryError;
 use farfork_wire::NodeName;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +28,7 @@ pub use cluster_records::{ClusterRecords, MemberRecord, RosterRecord, claim_cata
 pub use etcd::EtcdCatalog;
 pub use file::FileCatalog;
 pub use location::{CatalogLocation, EtcdLocation};
+pub use reference::{CatalogReference, require_own_cluster};
 pub use transfer::{DamagedRecordPolicy, ImportError, ImportSummary, import_volumes};
 
 /// Maximum length of a volume's name, in bytes.
@@ -375,12 +378,15 @@ pub enum CatalogError {
         /// The reason.
         reason: &'static str,
     },
-    /// The catalog has the members of another cluster.
-    #[error("it has the members of another cluster ({theirs}): choose another key prefix, or another file")]
+    /// Another cluster has reserved the catalog.
+    #[error("it belongs to another cluster ({theirs}): choose another key prefix, or another file")]
     OtherCluster {
         /// The identity of that cluster.
         theirs: String,
     },
+    /// The trust directory, which identifies the cluster, cannot be read.
+    #[error(transparent)]
+    Trust(#[from] DirectoryError),
     /// Another node has changed the record.
     #[error("another node has changed volume {0}")]
     Conflict(VolumeName),

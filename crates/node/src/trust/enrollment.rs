@@ -9,6 +9,7 @@ use farfork_api::control_connection::TlsMode;
 use farfork_api::failure::Failure;
 use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1;
+use farfork_cluster::catalog::CatalogReference;
 use farfork_trust::member::{self, MemberError};
 use farfork_trust::{
     Credentials, CredentialsError, DirectoryError, Encryption, Identity, JoinToken, KeyError, Role, TrustDirectory,
@@ -16,7 +17,7 @@ use farfork_trust::{
 };
 use farfork_wire::NodeName;
 
-use super::{CatalogReference, Security};
+use super::Security;
 use crate::options::{Options, TrustOptions};
 
 /// Why a node has no identity in a cluster.

@@ -4,7 +4,6 @@
 //! `enrollment` runs at the start, `renewal` while the node runs, and `service` handles requests of other nodes.
 
 mod applied_roster;
-mod catalog_reference;
 mod enrollment;
 mod join_limiter;
 mod name_reservations;
@@ -16,7 +15,6 @@ use farfork_trust::Credentials;
 use farfork_api::control_connection::TlsMode;
 
 pub(crate) use applied_roster::AppliedRoster;
-pub use catalog_reference::CatalogReference;
 pub(crate) use enrollment::load_or_enroll;
 pub use enrollment::{EnrollmentError, join_cluster};
 pub(crate) use name_reservations::NameReservations;

@@ -9,13 +9,13 @@ use farfork_api::client::{cluster_client, request_with_timeout};
 use farfork_api::failure::Failure;
 use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1;
+use farfork_cluster::catalog::CatalogReference;
 use farfork_trust::member::{self, IssuedCertificate, MemberError};
 use farfork_trust::{Credentials, JoinProof, JoinThrottle, REQUEST_BYTES_MAX};
 use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 use tonic::{Code, Request, Response, Status};
 
-use super::catalog_reference::CatalogReference;
 use super::join_limiter::JoinLimiter;
 use super::renewal::{renew_certificate, with_credentials};
 use crate::auth::Caller;

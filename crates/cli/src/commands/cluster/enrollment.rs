@@ -9,8 +9,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context as _;
 use clap::Args;
 use farfork_api::failure::Failure;
-use farfork_cluster::catalog::{CatalogError, CatalogLocation, claim_catalog};
-use farfork_node::CatalogReference;
+use farfork_cluster::catalog::{CatalogError, CatalogLocation, CatalogReference, claim_catalog};
 use farfork_trust::{
     CLIENT_VALID_MAX, DirectoryError, Fingerprint, Role, TOKEN_VALID, TOKEN_VALID_MAX, TrustDirectory, member,
 };
