@@ -214,8 +214,9 @@ pub(super) fn one_line(text: &[u8]) -> String {
 /// Classifies the end of a master that has not connected, by the messages of ssh.
 fn connect_error(host: &InventoryHost, detail: String) -> RemoteError {
     let (name, address) = (host.name.to_string(), host.address.clone());
-    if detail.contains("Host key verification failed") || detail.contains("REMOTE HOST IDENTIFICATION HAS CHANGED") {
-        return RemoteError::HostKey { host: name, address, detail };
+    let is_changed = detail.contains("REMOTE HOST IDENTIFICATION HAS CHANGED") || detail.contains("REVOKED HOST KEY");
+    if is_changed || detail.contains("Host key verification failed") {
+        return RemoteError::HostKey { host: name, address, is_changed, detail };
     }
     if detail.contains("Permission denied") || detail.contains("Too many authentication failures") {
         return RemoteError::Login { host: name, address, detail };

@@ -34,15 +34,14 @@ pub enum RemoteError {
         detail: String,
     },
     /// The host, or a host on the way to it, has an unknown or a changed key.
-    #[error(
-        "host {host}: the key of {address} is not the one in the file of known hosts: {detail}; compare its key with the host's, then \
-         correct the file"
-    )]
+    #[error("host {host}: the key of {address} {}: {detail}; {}", key_problem(*.is_changed), key_next_step(*.is_changed))]
     HostKey {
         /// The host.
         host: String,
         /// Its address.
         address: String,
+        /// Whether the file of known hosts has another key.
+        is_changed: bool,
         /// The messages of ssh.
         detail: String,
     },
@@ -108,4 +107,17 @@ pub enum RemoteError {
         /// The other coordinator, as it describes itself.
         holder: String,
     },
+}
+
+fn key_problem(is_changed: bool) -> &'static str {
+    if is_changed { "is not the one in the file of known hosts" } else { "is not in the file of known hosts" }
+}
+
+fn key_next_step(is_changed: bool) -> &'static str {
+    match is_changed {
+        true => "compare its key with the host's, then correct the file",
+        false => {
+            "compare its key with the host's, then add it: `farfork cluster deploy --accept-new-host-keys` does so, or ssh-keyscan(1)"
+        }
+    }
 }

@@ -152,13 +152,15 @@ fn host_keys_are_checked() {
     block_on(async {
         fixture.write_known_hosts("");
         let unknown = fixture.connect_with(HostKeyPolicy::RequireKnown).await;
-        assert!(matches!(unknown, Err(RemoteError::HostKey { .. })), "{unknown:?}");
+        assert!(matches!(unknown, Err(RemoteError::HostKey { is_changed: false, .. })), "{unknown:?}");
+        let text = unknown.unwrap_err().to_string();
+        assert!(text.contains("is not in the file") && text.contains("--accept-new-host-keys"), "{text}");
         fixture.connect_with(HostKeyPolicy::AcceptNew).await.expect("the policy accepts it").close().await;
         fixture.connect_with(HostKeyPolicy::RequireKnown).await.expect("now the key is known").close().await;
         fixture.write_known_hosts(&fixture.server.known_host_with_key_of(&other));
         for policy in [HostKeyPolicy::RequireKnown, HostKeyPolicy::AcceptNew] {
             let changed = fixture.connect_with(policy).await;
-            assert!(matches!(changed, Err(RemoteError::HostKey { .. })), "{changed:?}");
+            assert!(matches!(changed, Err(RemoteError::HostKey { is_changed: true, .. })), "{changed:?}");
         }
     });
 }
