@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use farfork_wire::NodeName;
-use tempfile::TempDir;
 
 use super::connection::RemoteHost;
+use super::directory::ClientDirectory;
 use super::error::RemoteError;
 use crate::inventory::{Inventory, InventoryHost};
 
@@ -50,9 +50,8 @@ pub enum HostKeyPolicy {
 #[derive(Debug)]
 pub struct SshClient {
     connect_timeout: Duration,
-    /// The configuration file, and the control socket of each master. Only this user has access. The last connection removes
-    /// the directory.
-    directory: Arc<TempDir>,
+    /// The last connection removes it.
+    directory: Arc<ClientDirectory>,
     connections_count: AtomicUsize,
 }
 
@@ -63,8 +62,7 @@ impl SshClient {
     /// The temporary directory cannot be used.
     pub fn new(inventory: &Inventory, policy: HostKeyPolicy) -> Result<Self, RemoteError> {
         let local = |action| move |cause| RemoteError::Local { action, cause };
-        let directory = tempfile::Builder::new().prefix("farfork-ssh-").tempdir();
-        let directory = directory.map_err(local("create a directory for the sockets of ssh"))?;
+        let directory = ClientDirectory::create().map_err(local("create a directory for the sockets of ssh"))?;
         let text = config_text(inventory, policy);
         fs::write(directory.path().join(CONFIG_NAME), text).map_err(local("write the configuration of ssh"))?;
         Ok(Self {

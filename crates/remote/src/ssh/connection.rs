@@ -1,7 +1,7 @@
 //! [`RemoteHost`]: a connected host, and its master.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 
+use super::directory::ClientDirectory;
 use super::config::CONFIG_NAME;
 use super::error::RemoteError;
 use crate::inventory::{InventoryHost, TrafficEndpoint};
@@ -38,7 +39,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 /// to about 100 bytes.
 #[derive(Debug)]
 struct ControlSocket {
-    directory: Arc<TempDir>,
+    directory: Arc<ClientDirectory>,
     number: usize,
 }
 
@@ -71,7 +72,7 @@ impl RemoteHost {
     /// Connects. `directory` is the client's; `number` is unique in it.
     pub(super) async fn connect(
         host: &InventoryHost,
-        directory: &Arc<TempDir>,
+        directory: &Arc<ClientDirectory>,
         number: usize,
         limit: Duration,
     ) -> Result<Self, RemoteError> {

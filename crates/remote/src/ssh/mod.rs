@@ -9,6 +9,7 @@ mod command;
 mod config;
 mod connection;
 mod copy;
+mod directory;
 mod error;
 mod lock;
 mod scratch;
