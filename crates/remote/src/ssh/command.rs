@@ -4,12 +4,13 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use tempfile::TempPath;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::connection::{RemoteHost, one_line};
+use super::connection::{NO_CONNECTION_MESSAGE, RemoteHost, one_line};
 use super::error::RemoteError;
 use crate::runner::{HEARTBEAT_INTERVAL, shell_status};
 use crate::shell::{is_variable_name, quote, quote_all};
@@ -77,6 +78,8 @@ pub struct RunningCommand {
     child: Child,
     lines: mpsc::Receiver<OutputLine>,
     heartbeat: tokio::task::JoinHandle<()>,
+    /// The file with the messages of ssh, if the program runs on a host.
+    messages: Option<TempPath>,
 }
 
 impl RemoteHost {
@@ -141,7 +144,10 @@ impl RemoteHost {
     /// ssh cannot be started, or a value cannot be passed to a program. If the program cannot be started, its exit status
     /// is 127.
     pub fn start(&self, runner: &str, command: &HostCommand) -> Result<RunningCommand, RemoteError> {
-        RunningCommand::spawn("run ssh", self.ssh(&self.command_line(&[runner, "remote-runner"], command)?))
+        let (line, messages) = (self.command_line(&[runner, "remote-runner"], command)?, self.make_messages_file()?);
+        let mut running = RunningCommand::spawn("run ssh", self.ssh_with_messages(&messages, &line))?;
+        running.messages = Some(messages);
+        Ok(running)
     }
 
     /// The local command whose standard streams and exit status are those of a program on the host. The program runs with the
@@ -195,7 +201,9 @@ impl RemoteHost {
         match status.code() {
             Some(SSH_FAILED) | None if !self.is_connected().await => {
                 let messages = one_line(messages);
-                let detail = if messages.is_empty() { "ssh gives no reason".to_owned() } else { messages };
+                let is_cause = |message: &&str| !message.starts_with(NO_CONNECTION_MESSAGE);
+                let causes: Vec<&str> = messages.split("; ").filter(is_cause).filter(|line| !line.is_empty()).collect();
+                let detail = if causes.is_empty() { "ssh gives no reason".to_owned() } else { causes.join("; ") };
                 Err(RemoteError::Disconnected { host: self.name().to_owned(), detail })
             }
             code => Ok(code.unwrap_or(SSH_FAILED)),
@@ -244,7 +252,7 @@ impl RunningCommand {
         tokio::spawn(forward_lines(stdout, OutputStream::Stdout, sender.clone()));
         tokio::spawn(forward_lines(stderr, OutputStream::Stderr, sender));
         let heartbeat = tokio::spawn(send_heartbeats(child.stdin.take().expect("it is piped")));
-        Ok(RunningCommand { child, lines, heartbeat })
+        Ok(RunningCommand { child, lines, heartbeat, messages: None })
     }
 
     /// The next line of output; `None` when the program and its descendants have closed both streams.
@@ -262,7 +270,7 @@ impl RunningCommand {
     ///
     /// # Errors
     /// The program cannot be waited for.
-    pub async fn wait_here(self) -> Result<i32, RemoteError> {
+    pub async fn wait_here(mut self) -> Result<i32, RemoteError> {
         self.wait_process().await.map(shell_status)
     }
 
@@ -270,14 +278,18 @@ impl RunningCommand {
     /// and the signal's number if a signal ended it.
     ///
     /// # Errors
-    /// The connection ended before.
-    pub async fn wait(self, host: &RemoteHost) -> Result<i32, RemoteError> {
+    /// The connection ended before, or had no room for another program.
+    pub async fn wait(mut self, host: &RemoteHost) -> Result<i32, RemoteError> {
         let status = self.wait_process().await?;
-        host.remote_status(status, b"").await
+        let messages = self.messages.take().and_then(|file| std::fs::read(file).ok()).unwrap_or_default();
+        match host.remote_status(status, &messages).await? {
+            SSH_FAILED if !messages.is_empty() => Err(host.command_error("run a program", one_line(&messages))),
+            status => Ok(status),
+        }
     }
 
     /// Waits for the end of the local process, the runner or ssh(1).
-    async fn wait_process(mut self) -> Result<ExitStatus, RemoteError> {
+    async fn wait_process(&mut self) -> Result<ExitStatus, RemoteError> {
         while self.lines.recv().await.is_some() {}
         self.child.wait().await.map_err(|cause| RemoteError::Local { action: "wait for the command", cause })
     }

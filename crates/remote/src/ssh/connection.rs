@@ -6,14 +6,13 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tempfile::TempDir;
-
+use tempfile::{NamedTempFile, TempPath};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 
-use super::directory::ClientDirectory;
 use super::config::CONFIG_NAME;
+use super::directory::ClientDirectory;
 use super::error::RemoteError;
 use crate::inventory::{InventoryHost, TrafficEndpoint};
 
@@ -25,6 +24,13 @@ const MASTER_COMMAND: &str = r#"printf 'farfork-connected %s\n' "$SSH_CONNECTION
 
 /// Prints the addresses of interface $1 that other hosts can reach, one per line.
 const ADDRESSES_SCRIPT: &str = r#"ip -oneline address show dev "$1" scope global"#;
+
+/// Options of ssh for a command that uses the connection of the master. ssh connects itself if the master has ended: this is the
+/// command that it would connect with, instead of ProxyJump.
+const NO_CONNECTION: [&str; 2] = ["-o", "ProxyCommand=false"];
+
+/// Start of the message of ssh about a connection that [`NO_CONNECTION`] prevents.
+pub(super) const NO_CONNECTION_MESSAGE: &str = "kex_exchange_identification:";
 
 /// Longest text of ssh's messages that is kept, in bytes.
 const MESSAGES_BYTES_MAX: u64 = 4096;
@@ -156,8 +162,20 @@ impl RemoteHost {
 
     /// ssh(1) with a command line for the shell of the host. Uses the connection, and never makes another one.
     pub(super) fn ssh(&self, command_line: &str) -> Command {
-        // ssh connects itself if the master has ended. This is the command that it would connect with, instead of ProxyJump.
-        self.ssh_with_options(&["-o", "ProxyCommand=exec false"], command_line)
+        self.ssh_with_options(&NO_CONNECTION, command_line)
+    }
+
+    /// As [`Self::ssh`]. ssh writes its own messages to a file, so that its standard error has only those of the command.
+    pub(super) fn ssh_with_messages(&self, messages: &Path, command_line: &str) -> Command {
+        let file = messages.to_str().expect("the directory of the client is UTF-8");
+        self.ssh_with_options(&[&NO_CONNECTION[..], &["-E", file]].concat(), command_line)
+    }
+
+    /// Makes a file for the messages of one ssh(1). It ends with the value.
+    pub(super) fn make_messages_file(&self) -> Result<TempPath, RemoteError> {
+        let file = NamedTempFile::new_in(self.control.directory.path());
+        let failed = |cause| RemoteError::Local { action: "make a file for the messages of ssh", cause };
+        file.map(NamedTempFile::into_temp_path).map_err(failed)
     }
 
     /// As [`Self::ssh`], but makes a connection of its own if this one has no session left: sshd(8) has a limit of ten

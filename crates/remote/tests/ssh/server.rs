@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Longest wait until the server listens, on a busy machine.
@@ -59,6 +60,11 @@ impl SshServer {
             assert!(Instant::now() < deadline, "sshd does not listen; its log: {}; run scripts/setup.sh", self.log());
             thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Kills the server and all processes in its namespaces.
+    pub(crate) fn kill(&self) {
+        kill_process(Pid::from_child(&self.process), Signal::KILL).expect("our own child");
     }
 
     /// A file in the directory of the server.
