@@ -99,6 +99,17 @@ pub enum RemoteError {
         /// The rule, as a clause.
         rule: &'static str,
     },
+    /// A path has an object that no coordinator has copied there.
+    #[error(
+        "host {host}: {path} was not made by `farfork bench run`, so it is neither replaced nor removed; move it away, or name \
+         another path in the plan (`to`)"
+    )]
+    Foreign {
+        /// The host.
+        host: String,
+        /// The path.
+        path: String,
+    },
     /// Another coordinator uses the host.
     #[error("host {host}: another coordinator uses it: {holder}; wait for its end, or end it")]
     Locked {

@@ -13,6 +13,7 @@ mod directory;
 mod error;
 mod lock;
 mod scratch;
+mod sync;
 
 pub use self::command::{HostCommand, OutputLine, OutputStream, RunningCommand, ScriptOutput};
 pub use self::config::{HostKeyPolicy, SshClient};

@@ -51,6 +51,8 @@ fn main() -> ExitCode {
         ("a_host_with_a_jump_host", a_host_with_a_jump_host),
         ("files_are_copied_if_they_differ", files_are_copied_if_they_differ),
         ("directories_are_copied_if_they_differ", directories_are_copied_if_they_differ),
+        ("only_own_copies_are_replaced_and_removed", only_own_copies_are_replaced_and_removed),
+        ("a_lost_connection_adds_no_output", a_lost_connection_adds_no_output),
         ("a_program_of_this_machine_ends_with_its_descendants", a_program_of_this_machine_ends_with_its_descendants),
         ("one_coordinator_has_the_lock", one_coordinator_has_the_lock),
         ("output_is_streamed", output_is_streamed),
@@ -272,6 +274,52 @@ fn directories_are_copied_if_they_differ() {
         assert!(refused.contains("host n1: cannot write /proc/nowhere/directory"), "{refused}");
         let missing = host.copy_directory(&local.join("missing"), text).await.unwrap_err().to_string();
         assert!(missing.contains("local directory/missing"), "{missing}");
+    });
+}
+
+fn only_own_copies_are_replaced_and_removed() {
+    with_host(async |fixture, host| {
+        let path = |name: &str| fixture.directory.path().join(name).to_str().expect("UTF-8").to_owned();
+        let (directory, file) = (fixture.directory.path().join("local"), fixture.directory.path().join("local/file"));
+        fs::create_dir(&directory).expect("a directory");
+        for (local, remote) in [(&directory, path("above/of 'plan'")), (&file, path("above/file"))] {
+            for contents in ["one", "two", "two"] {
+                fs::write(&file, contents).expect("it can be written");
+                host.sync(local, &remote, "a plan").await.expect("it is copied");
+            }
+            host.remove_synced(&remote).await.expect("it is removed");
+            host.remove_synced(&remote).await.expect("a missing object is no error");
+            let above = fixture.directory.path().join("above");
+            assert_eq!(fs::read_dir(&above).expect("it exists").count(), 0, "no marker is left");
+            // An object of others, where a marker of a removed copy may be left.
+            host.sync(local, &remote, "a plan").await.expect("it is copied");
+            fs::rename(&remote, path("own")).expect("it is moved");
+            fs::create_dir_all(format!("{remote}/of others")).expect("a directory");
+            for refused in [host.sync(local, &remote, "a plan").await, host.remove_synced(&remote).await] {
+                let refused = refused.unwrap_err().to_string();
+                assert!(refused.contains(&format!("host n1: {remote} was not made by")), "{refused}");
+            }
+            assert!(Path::new(&remote).join("of others").exists());
+            host.require_script("empty it", r#"rm -rf -- "$@""#, &[&path("above"), &path("own")], b"")
+                .await
+                .expect("it runs");
+        }
+    });
+}
+
+fn a_lost_connection_adds_no_output() {
+    with_host(async |fixture, host| {
+        let mut running = start_script(host, "echo started; sleep 1000", &[]);
+        assert_eq!(running.next_line().await.expect("a line").bytes, b"started");
+        fixture.server.kill();
+        assert_eq!(running.next_line().await, None);
+        let lost = running.wait(host).await;
+        assert!(matches!(lost, Err(RemoteError::Disconnected { .. })), "{lost:?}");
+        // Without the connection, ssh runs its ProxyCommand.
+        let mut late = start_script(host, "true", &[]);
+        assert_eq!(late.next_line().await, None);
+        let late = late.wait(host).await.unwrap_err().to_string();
+        assert!(late.starts_with("host n1: the connection ended") && !late.contains("exec"), "{late}");
     });
 }
 
