@@ -42,6 +42,23 @@ pub enum InventoryError {
     },
 }
 
+/// Phrases of serde, and what they mean in a file.
+const PHRASES: [[&str; 2]; 8] = [
+    ["wanted exactly 1 element, more than 1 element", "it has exactly one of its keys, but there are several"],
+    ["wanted exactly 1 element, got 0 elements", "it has exactly one of its keys, but there is none"],
+    ["a nonzero u64", "a nonzero whole number"],
+    ["a nonzero u16", "a nonzero whole number up to 65535"],
+    ["expected u16", "expected a whole number from 0 to 65535"],
+    ["expected u32", "expected a whole number from 0 to 4294967295"],
+    ["expected u64", "expected a whole number from 0"],
+    ["expected a sequence", "expected a list"],
+];
+
+/// The text of an error of `toml`, in the words of a user.
+pub fn toml_error_text(error: &toml::de::Error) -> String {
+    PHRASES.iter().fold(error.message().to_owned(), |text, [phrase, meaning]| text.replace(phrase, meaning))
+}
+
 /// A position in a text file. Lines and columns count from 1; columns count characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourcePosition {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use farfork_wire::NodeName;
 
-pub use self::error::{InventoryError, SourcePosition};
+pub use self::error::{InventoryError, SourcePosition, toml_error_text};
 pub use self::install::InstallSettings;
 
 /// The group that contains all hosts. It always exists.
@@ -24,6 +24,9 @@ pub const GROUP_ALL: &str = "all";
 
 /// Default limit on the time until a host has accepted a connection and runs a command.
 pub const CONNECT_TIMEOUT_DEFAULT: Duration = Duration::from_secs(20);
+
+/// The port of sshd without `port`.
+const SSH_PORT: u16 = 22;
 
 /// The hosts of an inventory file, in the order of the file.
 ///
@@ -85,6 +88,14 @@ pub struct InventoryHost {
     pub cpus: Option<String>,
     /// The NUMA node for experiments.
     pub numa_node: Option<u32>,
+}
+
+impl InventoryHost {
+    /// Whether ssh reaches the same sshd under both names.
+    fn has_endpoint_of(&self, other: &Self) -> bool {
+        let port = |host: &Self| host.port.unwrap_or(SSH_PORT);
+        self.address.eq_ignore_ascii_case(&other.address) && port(self) == port(other) && self.jump == other.jump
+    }
 }
 
 /// Where a host sends and receives the traffic of the cluster.

@@ -106,6 +106,16 @@ fn unknown_names_have_a_position() {
 }
 
 #[test]
+fn a_host_has_one_name() {
+    let with =
+        |more: &str| format!("[[hosts]]\nname = \"n1\"\naddress = \"10.0.0.1\"\n[[hosts]]\nname = \"n2\"\n{more}\n");
+    let twice = error_in(&with("port = 22\naddress = \"10.0.0.1\""));
+    assert_eq!(twice, (7, 11, "`n2` has the address and the port of the host `n1`".to_owned()));
+    parse(&with("address = \"10.0.0.1\"\nport = 2222")).expect("another port is another host");
+    parse(&with("address = \"10.0.0.1\"\njump = \"n1\"")).expect("another network");
+}
+
+#[test]
 fn cycles_have_a_position() {
     let jumps = "[[hosts]]\nname = \"a\"\njump = \"b\"\n[[hosts]]\nname = \"b\"\njump = \"a\"\n";
     assert_eq!(error_in(jumps), (3, 8, "the jump hosts are a cycle: a → b → a".to_owned()));

@@ -10,7 +10,7 @@ use farfork_wire::NodeName;
 use toml::Spanned;
 
 use super::document::{HostDefaults, HostDocument, InstallDocument, InventoryDocument};
-use super::error::{InventoryError, SourceText};
+use super::error::{InventoryError, SourceText, toml_error_text};
 use super::{CONNECT_TIMEOUT_DEFAULT, GROUP_ALL, InstallSettings, Inventory, InventoryHost, TrafficEndpoint, groups};
 
 /// Longest name of a host in the domain name system, in bytes.
@@ -38,12 +38,17 @@ const DIRECTORY_RULE: &str =
 pub(super) fn validate(file: &Path, text: &str) -> Result<Inventory, InventoryError> {
     let source = SourceText { file, text };
     let document: InventoryDocument =
-        toml::from_str(text).map_err(|error| source.error(error.span().unwrap_or(0..0), error.message()))?;
+        toml::from_str(text).map_err(|error| source.error(error.span().unwrap_or(0..0), toml_error_text(&error)))?;
     let mut hosts: Vec<InventoryHost> = Vec::new();
     for host in &document.hosts {
         let valid = source.host(host, &document.defaults)?;
         if hosts.iter().any(|earlier| earlier.name == valid.name) {
             return Err(source.error(host.name.span(), format!("a second host `{}`", valid.name)));
+        }
+        if let Some(earlier) = hosts.iter().find(|earlier| earlier.has_endpoint_of(&valid)) {
+            let span = host.address.as_ref().map_or(host.name.span(), Spanned::span);
+            let cause = format!("`{}` has the address and the port of the host `{}`", valid.name, earlier.name);
+            return Err(source.error(span, cause));
         }
         hosts.push(valid);
     }
