@@ -20,5 +20,5 @@ pub use self::config::{HostKeyPolicy, SshClient};
 pub use self::connection::RemoteHost;
 pub use self::copy::CopyOutcome;
 pub use self::error::RemoteError;
-pub use self::lock::HostLock;
+pub use self::lock::{HOLDERS_VARIABLE, HostLock, lock_holders};
 pub use self::scratch::HostDirectory;
