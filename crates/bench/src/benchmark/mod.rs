@@ -21,7 +21,7 @@ use std::future::Future;
 use std::io::{IsTerminal as _, stderr};
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Parser as _, Subcommand};
 use farfork_api::failure::Failure;
 use farfork_terminal::interrupt::{InterruptFlag, wait_for_interrupt};
 use farfork_terminal::output;
@@ -29,7 +29,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::GlobalArgs;
 use crate::error::BenchError;
 use crate::experiment::host_report::{HostReport, with_hosts};
 use crate::machine::description::MachineState;
@@ -37,6 +36,7 @@ use crate::machine::source::{MachineNeeds, MachineSource, OnHosts};
 use crate::plan::{CleanPlan, RunPlan};
 use crate::report::section::ReportSection;
 use crate::report::text;
+use crate::{Cli, Command, GlobalArgs};
 
 /// Measure what farfork costs on this machine, next to a floor for each figure.
 ///
@@ -93,6 +93,12 @@ enum BenchmarkCommand {
 }
 
 impl BenchCommand {
+    /// Whether it measures something, once.
+    fn is_experiment(&self) -> bool {
+        use BenchmarkCommand::{Clean, Process, Remover, Report, Run};
+        !matches!(self.benchmark, Report(_) | Run(_) | Clean(_) | Process(_) | Remover(_))
+    }
+
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.benchmark {
             BenchmarkCommand::Fork(benchmark) => run_benchmark(&benchmark, global),
@@ -114,6 +120,20 @@ impl BenchCommand {
             BenchmarkCommand::Process(process) => process.run(),
             BenchmarkCommand::Remover(remover) => remover.run(),
         }
+    }
+}
+
+/// Checks the arguments of `farfork bench` for an experiment of a plan. Returns the first paragraph of clap's error.
+pub(crate) fn check_experiment(words: &[String]) -> Result<(), String> {
+    let line = ["farfork", "bench"].into_iter().chain(words.iter().map(String::as_str)).chain(["--json"]);
+    let parsed = Cli::try_parse_from(line).map_err(|error| {
+        let text = error.to_string();
+        let words = text.split("\n\n").next().unwrap_or_default().split_whitespace();
+        words.skip_while(|word| *word == "error:").collect::<Vec<_>>().join(" ")
+    })?;
+    match parsed.command {
+        Command::Bench(command) if command.is_experiment() => Ok(()),
+        _ => Err(format!("'{}' measures nothing", words.first().map_or("", String::as_str))),
     }
 }
 

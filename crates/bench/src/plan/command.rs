@@ -10,12 +10,12 @@ use farfork_terminal::output;
 use serde_json::json;
 use tonic::Code;
 
-use super::BenchPlan;
 use super::error::PlanError;
-use super::machine::ConnectedMachines;
+use super::machine::{COORDINATOR, ConnectedMachines};
 use super::results::{RunResults, follow};
 use super::run::PlanRun;
 use super::validation::PlanOverrides;
+use super::{BenchPlan, PlanStep};
 use crate::GlobalArgs;
 use crate::machine;
 
@@ -69,6 +69,11 @@ impl RunPlan {
     pub(crate) fn run(&self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let plan = self.plan.read()?;
         if let Some(host) = &self.follow {
+            if host != COORDINATOR && !plan.hosts().iter().any(|name| name.as_str() == host) {
+                let known: Vec<String> = plan.hosts().iter().map(ToString::to_string).collect();
+                let cause = format!("no host `{host}` in the plan; it has {COORDINATOR}, {}", known.join(", "));
+                return Err(Failure::new(Code::NotFound, "the plan", cause).into());
+            }
             follow(&plan.results, host).map_err(failure)?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -142,13 +147,16 @@ fn execute(
 fn check_document(plan: &BenchPlan) -> serde_json::Value {
     let hosts: Vec<String> = plan.hosts().iter().map(ToString::to_string).collect();
     let steps: Vec<&str> = plan.steps.iter().map(|step| step.name.as_str()).collect();
-    json!({ "plan": plan.file, "hosts": hosts, "rounds": plan.rounds(), "steps": steps })
+    let skipped: Vec<&str> =
+        plan.steps.iter().filter(|step| step.is_skipped()).map(|step| step.name.as_str()).collect();
+    json!({ "plan": plan.file, "hosts": hosts, "rounds": plan.rounds(), "steps": steps, "skipped": skipped })
 }
 
 fn check_text(plan: &BenchPlan) -> String {
     let hosts: Vec<String> = plan.hosts().iter().map(ToString::to_string).collect();
     let hosts = if hosts.is_empty() { "none".to_owned() } else { hosts.join(", ") };
-    let steps: Vec<&str> = plan.steps.iter().map(|step| step.name.as_str()).collect();
+    let note = |step: &PlanStep| if step.is_skipped() { " (skipped)" } else { "" };
+    let steps: Vec<String> = plan.steps.iter().map(|step| format!("{}{}", step.name, note(step))).collect();
     format!("hosts: {hosts}\nrounds: {}\nsteps: {}", plan.rounds().len(), steps.join(", "))
 }
 

@@ -38,7 +38,7 @@ pub(super) struct StepDefaults {
 
 /// A value of a parameter.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a value of a parameter is a text or a number")]
 pub(super) enum SweepValue {
     Text(String),
     Integer(i64),

@@ -148,6 +148,13 @@ enum ReadyCondition {
     File(String),
 }
 
+impl PlanStep {
+    /// Whether `--exclude` omits all of its hosts.
+    fn is_skipped(&self) -> bool {
+        matches!(&self.machines, StepMachines::Hosts(hosts) if hosts.is_empty())
+    }
+}
+
 impl BenchPlan {
     /// Reads and validates a plan.
     fn read(file: &Path, overrides: &validation::PlanOverrides) -> Result<Self, error::PlanError> {

@@ -131,8 +131,72 @@ fn errors_of_a_plan_have_a_position_and_a_cause() {
         let error = validate_with(&text, &[]).expect_err(&text).to_string();
         assert!(error.contains(&format!("plan.toml:{position}: ")) && error.contains(cause), "{text}\n{error}");
     }
-    let excluded = validate_with(&plan(&step("command = ['x']\nhosts = ['n1']")), &["n1"]).unwrap_err().to_string();
-    assert!(excluded.contains("plan.toml:5:10") && excluded.contains("no hosts"), "{excluded}");
+    let unknown = validate_with(&plan(&step("command = ['x']\nhosts = ['n1']")), &["n9"]).unwrap_err().to_string();
+    assert!(unknown.contains("plan.toml:5:10") && unknown.contains("no host or group `n9`"), "{unknown}");
+}
+
+#[test]
+fn a_step_without_hosts_after_exclusions_is_skipped() {
+    let steps = "[[steps]]\nname = 's'\ncommand = ['x']\nhosts = ['n1']\n[[steps]]\nname = 't'\ncommand = ['x']\nhosts = ['all']";
+    let valid = validate_with(&plan(steps), &["n1"]).unwrap();
+    assert_eq!([0, 1].map(|step| valid.steps[step].is_skipped()), [true, false]);
+    assert_eq!(
+        (hosts_of(&valid, 0).len(), hosts_of(&valid, 1), valid.hosts().len()),
+        (0, vec!["n2".to_owned(), "n3".to_owned()], 2)
+    );
+}
+
+#[test]
+fn targets_of_copies_are_checked() {
+    let target = |to: &str| {
+        let steps = "[[steps]]\nname = 's'\ncommand = ['x']";
+        validate_with(&plan(&format!("[[sync]]\nfrom = '.'\nto = \"{to}\"\nhosts = ['all']\n{steps}")), &[])
+    };
+    for to in ["/opt/q/../../root", "/opt/..", "/opt/./x", "/opt/x/.", "/opt//", "/opt/a\\u0000b"] {
+        let error = target(to).expect_err(to).to_string();
+        assert!(error.contains("plan.toml:4:6: "), "{to}: {error}");
+    }
+    assert_eq!(target("/opt//..x/y.../").unwrap().sync[0].to, "/opt/..x/y...");
+}
+
+#[test]
+fn experiments_are_parsed_with_the_values_of_each_round() {
+    let experiment = |words: &str| {
+        let text = format!("[sweep]\nmib = [1, 'x']\nthreads = [1, 4]\n[[steps]]\nname = 's'\nexperiment = [{words}]");
+        validate_with(&text, &[])
+    };
+    for (words, column, cause) in [
+        ("'frok'", 15, "unrecognized subcommand 'frok'"),
+        ("'fork', '--mibb', '3'", 23, "unexpected argument '--mibb'"),
+        ("'fork', '--mib', '{mib}'", 32, "invalid value 'x' for '--mib"),
+        ("'fork', '--json'", 23, "'--json' cannot be used multiple times"),
+        ("'run', 'plan.toml'", 15, "'run' measures nothing"),
+        ("'report', 'results'", 15, "'report' measures nothing"),
+    ] {
+        let error = experiment(words).expect_err(words).to_string();
+        assert!(error.contains(&format!("plan.toml:6:{column}: ")) && error.contains(cause), "{words}\n{error}");
+    }
+    experiment("'connect', '--threads', '{threads}'").unwrap();
+    experiment("'rpc', '--inventory', 'HOSTS.toml', '--hosts', 'clients'").unwrap();
+}
+
+#[test]
+fn errors_of_values_have_words_of_users() {
+    let step = |more: &str| format!("[[steps]]\nname = 's'\ncommand = ['x']\n{more}");
+    for (text, position, cause) in [
+        (format!("[sweep]\nn = [1, 'x', [2]]\n{}", step("")), "2:", "a value of a parameter is a text or a number"),
+        (step("ready = { port = 1, file = '/x' }"), "4:", "exactly one of its keys"),
+        (step("timeout_s = 0"), "4:13", "expected a nonzero whole number"),
+        (step("ready = { port = 0 }"), "4:", "expected a nonzero whole number up to 65535"),
+        (step("retries = -1"), "4:11", "expected a whole number from 0 to 4294967295"),
+        (step("hosts = 'n1'"), "4:9", "expected a list"),
+        (step("").replace("'x'", "\"a\\u0000b\""), "3:12", "contains NUL"),
+        (step("directory = \"/\\u0000\""), "4:13", "contains NUL"),
+        (step("ready = { line = \"\\u0000\" }"), "4:9", "contains NUL"),
+    ] {
+        let error = validate_with(&text, &[]).expect_err(&text).to_string();
+        assert!(error.contains(&format!("plan.toml:{position}")) && error.contains(cause), "{text}\n{error}");
+    }
 }
 
 #[test]

@@ -7,18 +7,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use farfork_remote::inventory::{GROUP_ALL, HostSelection, Inventory, SourcePosition};
+use farfork_remote::inventory::{
+    GROUP_ALL, HostSelection, Inventory, InventoryError, InventoryHost, SourcePosition, toml_error_text,
+};
 use farfork_remote::shell::is_variable_name;
 use farfork_wire::NodeName;
 use toml::Spanned;
 
 use super::document::{PlanDocument, ReadyDocument, StepDocument, SweepValue, SyncDocument};
 use super::error::PlanError;
-use super::template::WordTemplate;
+use super::template::{Values, WordTemplate};
 use super::{
     BenchPlan, PlanStep, ReadyCondition, StepMachines, StepProgram, SweepParameter, SyncedPath, VARIABLE_ADDRESS,
     VARIABLE_HOST,
 };
+use crate::benchmark::check_experiment;
 
 /// Limit on the time of a command without `timeout_s`.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
@@ -26,8 +29,8 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(3600);
 /// The directory of the results without `results`, next to the plan.
 const RESULTS_DEFAULT: &str = "results";
 
-/// Minimum number of parts of the target of a copy, with the root: its whole directory is replaced.
-const SYNC_COMPONENTS_MIN: usize = 3;
+/// Minimum number of parts of the target of a copy: its whole directory is replaced.
+const SYNC_PARTS_MIN: usize = 2;
 
 /// Longest name of a step or parameter, in bytes. It is a part of the name of a file.
 const NAME_BYTES_MAX: usize = 64;
@@ -50,7 +53,7 @@ pub(super) struct PlanOverrides {
 pub(super) fn validate(file: &Path, text: &str, overrides: &PlanOverrides) -> Result<BenchPlan, PlanError> {
     let source = SourceText { file, text };
     let mut document: PlanDocument =
-        toml::from_str(text).map_err(|error| source.error(error.span().unwrap_or(0..0), error.message()))?;
+        toml::from_str(text).map_err(|error| source.error(error.span().unwrap_or(0..0), toml_error_text(&error)))?;
     document.cleanup.iter_mut().for_each(|step| step.once = true);
     let directory = file.parent().unwrap_or(Path::new(""));
     let named = document.inventory.as_ref().map(|path| directory.join(path.as_ref()));
@@ -66,7 +69,12 @@ pub(super) fn validate(file: &Path, text: &str, overrides: &PlanOverrides) -> Re
     if steps.is_empty() {
         return Err(source.error(0..0, "no steps; add one with [[steps]]"));
     }
-    Ok(BenchPlan { file: file.to_owned(), inventory, results, sweep, sync, steps, cleanup })
+    let plan = BenchPlan { file: file.to_owned(), inventory, results, sweep, sync, steps, cleanup };
+    let documents = document.steps.iter().chain(&document.cleanup);
+    documents.zip(plan.steps.iter().chain(&plan.cleanup)).try_for_each(|(step, valid)| {
+        source.check_experiment(step.experiment.as_deref().unwrap_or_default(), valid, &plan)
+    })?;
+    Ok(plan)
 }
 
 /// A file and its text. Makes errors from spans of the text.
@@ -83,7 +91,32 @@ impl SourceText<'_> {
     }
 
     fn template(&self, text: &Spanned<String>) -> Result<WordTemplate, PlanError> {
+        self.refuse_nul(text.as_ref(), text.span())?;
         WordTemplate::parse(text.as_ref()).map_err(|cause| self.error(text.span(), cause))
+    }
+
+    /// Parses the words of an experiment as `farfork bench` does, with the values of each round.
+    fn check_experiment(&self, words: &[Spanned<String>], step: &PlanStep, plan: &BenchPlan) -> Result<(), PlanError> {
+        let Some(first) = words.first() else { return Ok(()) };
+        let hosts = plan.inventory.iter().flat_map(Inventory::hosts);
+        let address = |host: &InventoryHost| (format!("{VARIABLE_ADDRESS}.{}", host.name), host.address.clone());
+        let addresses: Values = hosts.map(address).collect();
+        for round in plan.rounds() {
+            let values = addresses.clone().into_iter().chain(round).collect();
+            let arguments: Vec<String> = step.words.iter().map(|word| word.render(&values)).collect();
+            check_experiment(&arguments).map_err(|cause| {
+                // The wrong word is the one that the error names.
+                let is_named = |(_, word): &(_, &String)| cause.contains(&format!("'{word}'"));
+                let named = words.iter().zip(&arguments).find(is_named).map_or(first, |(word, _)| word);
+                self.error(named.span(), format!("not an experiment of `farfork bench`: {cause}"))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn refuse_nul(&self, text: &str, span: Range<usize>) -> Result<(), PlanError> {
+        let cause = "it contains NUL, which no argument of a program can contain";
+        if text.contains('\0') { Err(self.error(span, cause)) } else { Ok(()) }
     }
 
     fn parameter(&self, name: &Spanned<String>, values: &[SweepValue]) -> Result<SweepParameter, PlanError> {
@@ -99,11 +132,11 @@ impl SourceText<'_> {
             return Err(self.error(name.span(), format!("the parameter `{}` has no values", name.as_ref())));
         }
         let text = |value: &SweepValue| match value {
-            SweepValue::Text(text) => text.clone(),
-            SweepValue::Integer(number) => number.to_string(),
-            SweepValue::Float(number) => number.to_string(),
+            SweepValue::Text(text) => self.refuse_nul(text, name.span()).map(|()| text.clone()),
+            SweepValue::Integer(number) => Ok(number.to_string()),
+            SweepValue::Float(number) => Ok(number.to_string()),
         };
-        Ok(SweepParameter { name: name.as_ref().clone(), values: values.iter().map(text).collect() })
+        Ok(SweepParameter { name: name.as_ref().clone(), values: values.iter().map(text).collect::<Result<_, _>>()? })
     }
 }
 
@@ -118,15 +151,21 @@ struct PlanValidator<'a> {
 impl PlanValidator<'_> {
     fn synced_path(&self, sync: &SyncDocument, directory: &Path) -> Result<SyncedPath, PlanError> {
         let to = sync.to.as_ref();
-        if !to.starts_with('/') || Path::new(to).components().count() < SYNC_COMPONENTS_MIN {
+        let parts: Vec<&str> = to.split('/').filter(|part| !part.is_empty()).collect();
+        if !to.starts_with('/') || parts.len() < SYNC_PARTS_MIN {
             let cause = "`to` is an absolute path with at least two parts, because the object there is replaced";
+            return Err(self.source.error(sync.to.span(), cause));
+        }
+        self.source.refuse_nul(to, sync.to.span())?;
+        if parts.iter().any(|part| [".", ".."].contains(part)) {
+            let cause = "`to` has no parts `.` and `..`, because the object there is replaced";
             return Err(self.source.error(sync.to.span(), cause));
         }
         let from = directory.join(sync.from.as_ref());
         if !from.exists() {
             return Err(self.source.error(sync.from.span(), format!("there is no {}", from.display())));
         }
-        Ok(SyncedPath { from, to: to.clone(), hosts: self.hosts(&sync.hosts)? })
+        Ok(SyncedPath { from, to: format!("/{}", parts.join("/")), hosts: self.hosts(&sync.hosts)? })
     }
 
     fn steps(&self, documents: &[StepDocument]) -> Result<Vec<PlanStep>, PlanError> {
@@ -182,6 +221,11 @@ impl PlanValidator<'_> {
             is_variable_name(name.as_ref()).then_some(()).ok_or_else(name_error)?;
             Ok((name.as_ref().clone(), self.words(step, &machines, value)?))
         });
+        if let Some(ready) = &step.ready
+            && let ReadyDocument::Line(text) | ReadyDocument::File(text) = ready.as_ref()
+        {
+            self.source.refuse_nul(text, ready.span())?;
+        }
         if let Some(ready) = step.ready.as_ref().filter(|_| step.one_by_one) {
             return Err(self.source.error(ready.span(), "a service runs on all hosts at once; omit `one_by_one`"));
         }
@@ -253,7 +297,11 @@ impl PlanValidator<'_> {
         }
         let hosts = names.iter().map(|name| name.as_ref().clone()).collect();
         let selected = inventory.select(&HostSelection { hosts, exclude: self.exclude.to_vec() });
-        let selected = selected.map_err(|cause| self.source.error(first.span(), cause))?;
+        // Each name has hosts, so `--exclude` omits all of them.
+        let selected = match selected {
+            Err(InventoryError::EmptySelection { .. }) => Vec::new(),
+            selected => selected.map_err(|cause| self.source.error(first.span(), cause))?,
+        };
         Ok(selected.into_iter().map(|host| host.name.clone()).collect())
     }
 
