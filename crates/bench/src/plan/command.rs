@@ -84,12 +84,12 @@ impl RunPlan {
         let results = RunResults::create(&plan.results, !global.json).map_err(failure)?;
         results.link_latest().map_err(failure)?;
         let text = format!("results: {}", results.directory().display());
-        execute(&plan, &results, global, &text, async |machines| {
+        execute(&plan, &results, global, "bench run", &text, async |mut machines| {
+            machines.take_failures()?;
             let run = PlanRun { plan: &plan, machines: &machines, results: &results, keeps_going: self.keep_going };
-            let ran = run.run(wait_for_interrupt()).await;
-            let cleaned = run.clean_up(wait_for_interrupt()).await;
+            let results = [run.run(wait_for_interrupt()).await, run.clean_up(wait_for_interrupt()).await];
             machines.close().await;
-            ran.and(cleaned)
+            PlanError::collect(results)
         })
     }
 }
@@ -112,19 +112,23 @@ impl CleanPlan {
     pub(crate) fn run(&self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let plan = self.plan.read()?;
         let results = RunResults::create(&plan.results, !global.json).map_err(failure)?;
-        execute(&plan, &results, global, "cleaned", async |machines| {
+        execute(&plan, &results, global, "bench clean", "cleaned", async |mut machines| {
+            // The other hosts are cleaned, too.
+            let connected = machines.take_failures();
             let run = PlanRun { plan: &plan, machines: &machines, results: &results, keeps_going: false };
             let cleaned = run.clean_up(wait_for_interrupt()).await;
-            cleaned.and(machines.remove_copies(&plan.sync).await)
+            PlanError::collect([connected, cleaned, machines.remove_copies(&plan.sync).await])
         })
     }
 }
 
-/// Connects to the hosts of a plan, does the work there, and prints the outcome. `text` is for people, after a success.
+/// Connects to the hosts of a plan for `command`, does the work there, and prints the outcome. `text` is for people, after a
+/// success.
 fn execute(
     plan: &BenchPlan,
     results: &RunResults,
     global: &GlobalArgs,
+    command: &'static str,
     text: &str,
     work: impl AsyncFnOnce(ConnectedMachines) -> Result<(), PlanError>,
 ) -> anyhow::Result<ExitCode> {
@@ -134,14 +138,21 @@ fn execute(
     let done = runtime.block_on(async {
         let machines = tokio::select! {
             () = wait_for_interrupt() => return Err(PlanError::Interrupted),
-            machines = ConnectedMachines::connect(plan.inventory.as_ref(), &hosts, &farfork) => machines?,
+            machines = ConnectedMachines::connect(plan.inventory.as_ref(), &hosts, &farfork, command) => machines?,
         };
         work(machines).await
     });
-    let document = results.finish(&plan.file, done.as_ref().err()).map_err(failure)?;
-    output::print_report(global.json, || document, || text.to_owned());
-    done.map_err(failure)?;
-    Ok(ExitCode::SUCCESS)
+    let mut document = results.finish(&plan.file, done.as_ref().err()).map_err(failure)?;
+    let Err(error) = done else {
+        output::print_report(global.json, || document, || text.to_owned());
+        return Ok(ExitCode::SUCCESS);
+    };
+    let (error, directory) = (failure(error), results.directory().display());
+    // The one document has the error, as the documents of other commands do.
+    document["error"] = json!(error.to_string());
+    output::print_report(global.json, || document, || format!("results: {directory}"));
+    output::print_failure(&error);
+    Ok(ExitCode::FAILURE)
 }
 
 fn check_document(plan: &BenchPlan) -> serde_json::Value {
@@ -162,6 +173,6 @@ fn check_text(plan: &BenchPlan) -> String {
 
 /// The failure of a plan, as the commands print it.
 fn failure(error: PlanError) -> Failure {
-    let code = if matches!(error, PlanError::Interrupted) { Code::Cancelled } else { Code::FailedPrecondition };
+    let code = if error.is_interruption() { Code::Cancelled } else { Code::FailedPrecondition };
     Failure::new(code, "the plan", error.to_string())
 }

@@ -28,10 +28,43 @@ pub(crate) enum PlanError {
     /// A command did not end, or was not ready, in time.
     #[error("step {step} on {machine}: it {verb} within {} s (`timeout_s`); see {}", limit.as_secs(), log.display())]
     Timeout { step: String, machine: String, verb: &'static str, limit: Duration, log: PathBuf },
+    /// A service ended before it was ready.
+    #[error("step {step} on {machine}: it ended before it was ready (exit status {status}); see {}", log.display())]
+    EndedBeforeReady { step: String, machine: String, status: i32, log: PathBuf },
     /// A service ended although other steps need it.
     #[error("step {step} on {machine}: it ended with status {status} before the other steps; see {}", log.display())]
     ServiceEnded { step: String, machine: String, status: i32, log: PathBuf },
+    /// A command was ended because another one failed, or because the plan was interrupted. Only its outcome has this.
+    #[error("cancelled")]
+    Cancelled,
+    /// Several failures.
+    #[error("{}", join_texts(.0))]
+    Several(Vec<PlanError>),
     /// The run was interrupted.
     #[error("the plan was interrupted")]
     Interrupted,
+}
+
+impl PlanError {
+    /// Returns all failures of independent operations as one error.
+    pub(super) fn collect(results: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
+        let mut failures: Vec<Self> = results.into_iter().filter_map(Result::err).collect();
+        match failures.len() {
+            0 => Ok(()),
+            1 => Err(failures.remove(0)),
+            _ => Err(Self::Several(failures)),
+        }
+    }
+
+    /// Whether the run was interrupted.
+    pub(super) fn is_interruption(&self) -> bool {
+        match self {
+            Self::Several(failures) => failures.iter().any(Self::is_interruption),
+            failure => matches!(failure, Self::Interrupted),
+        }
+    }
+}
+
+fn join_texts(failures: &[PlanError]) -> String {
+    failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

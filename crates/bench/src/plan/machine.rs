@@ -1,14 +1,15 @@
 //! [`ConnectedMachines`]: the connected hosts of a plan, and this machine. All run commands in the same way.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use farfork_remote::inventory::{Inventory, TrafficEndpoint};
-use farfork_remote::ssh::{HostCommand, HostKeyPolicy, RemoteError, RemoteHost, RunningCommand, SshClient};
+use farfork_remote::ssh::{
+    HOLDERS_VARIABLE, HostCommand, HostKeyPolicy, HostLock, RemoteError, RemoteHost, RunningCommand, SshClient,
+    lock_holders,
+};
 use farfork_wire::NodeName;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use tokio::process::Command;
 
 use super::error::PlanError;
@@ -25,6 +26,10 @@ const RUNNER_DIRECTORY_SCRIPT: &str = r#"printf %s "${XDG_CACHE_HOME:-$HOME/.cac
 #[derive(Debug)]
 pub(super) struct ConnectedMachines {
     hosts: Vec<ConnectedHost>,
+    /// Why hosts of the plan are not in `hosts`.
+    failures: Vec<PlanError>,
+    /// The command of this coordinator, such as `bench run`.
+    command: &'static str,
     /// The program `farfork` of this machine, whose `remote-runner` kills a command when its coordinator ends.
     farfork: PathBuf,
     /// The variables `address.HOST`.
@@ -35,6 +40,7 @@ pub(super) struct ConnectedMachines {
 #[derive(Debug)]
 pub(super) struct ConnectedHost {
     pub(super) host: RemoteHost,
+    lock: HostLock,
     /// The directory of the runner, which has nothing else.
     directory: String,
 }
@@ -65,25 +71,35 @@ impl StepMachine<'_> {
 }
 
 impl ConnectedMachines {
-    /// Connects to hosts, and copies the runner to them.
+    /// Connects to hosts, locks them, and copies the runner to them. `command` is the command of this coordinator. The result
+    /// lacks the hosts that cannot be used ([`Self::take_failures`]).
     pub(super) async fn connect(
         inventory: Option<&Inventory>,
         names: &[NodeName],
         farfork: &Path,
+        command: &'static str,
     ) -> Result<Self, PlanError> {
+        let farfork = farfork.to_owned();
         let Some(inventory) = inventory else {
-            return Ok(Self { hosts: Vec::new(), farfork: farfork.to_owned(), addresses: Values::new() });
+            return Ok(Self { hosts: Vec::new(), failures: Vec::new(), command, farfork, addresses: Values::new() });
         };
         let client = SshClient::new(inventory, HostKeyPolicy::RequireKnown)?;
         let connect = async |name: &NodeName| {
             let host = client.connect(inventory.host(name).expect("a validated name")).await?;
+            let lock = host.lock_for_coordinator(command).await?;
             let action = "find the directory of the runner";
             let directory = host.require_script(action, RUNNER_DIRECTORY_SCRIPT, &[], b"").await?;
-            let connected = ConnectedHost { host, directory };
-            connected.host.copy_file(farfork, &connected.runner(), 0o700).await?;
-            Ok::<_, PlanError>(connected)
+            let connected = ConnectedHost { host, lock, directory };
+            connected.host.copy_file(&farfork, &connected.runner(), 0o700).await?;
+            Ok(connected)
         };
-        let hosts = try_join_all(names.iter().map(connect)).await?;
+        let (mut hosts, mut failures) = (Vec::new(), Vec::new());
+        for result in join_all(names.iter().map(connect)).await {
+            match result {
+                Ok(connected) => hosts.push(connected),
+                Err(error) => failures.push(PlanError::Remote(error)),
+            }
+        }
         let addresses = inventory.hosts().iter().map(|host| {
             let traffic = host.traffic.iter().find_map(|endpoint| match endpoint {
                 TrafficEndpoint::Address(address) => Some(address.to_string()),
@@ -95,13 +111,17 @@ impl ConnectedMachines {
             (format!("{VARIABLE_ADDRESS}.{}", host.name), address)
         });
         let addresses = addresses.collect();
-        Ok(Self { hosts, farfork: farfork.to_owned(), addresses })
+        Ok(Self { hosts, failures, command, farfork, addresses })
     }
 
-    /// A connected host.
-    pub(super) fn host(&self, name: &NodeName) -> &ConnectedHost {
-        let connected = self.hosts.iter().find(|connected| connected.host.name() == name.as_str());
-        connected.expect("all hosts of the plan are connected")
+    /// Fails if a host cannot be used. Afterwards, the hosts without a connection are only missing.
+    pub(super) fn take_failures(&mut self) -> Result<(), PlanError> {
+        PlanError::collect(self.failures.drain(..).map(Err))
+    }
+
+    /// A host, if it is connected.
+    pub(super) fn host(&self, name: &NodeName) -> Option<&ConnectedHost> {
+        self.hosts.iter().find(|connected| connected.host.name() == name.as_str())
     }
 
     /// The program `farfork` of this machine.
@@ -138,46 +158,49 @@ impl ConnectedMachines {
         }
     }
 
-    /// Starts a command. It ends with the returned value, and with this program.
+    /// Starts a command. It ends with the returned value, and with this program. On this machine, the command may use the hosts
+    /// that this coordinator has locked.
     pub(super) fn start(&self, machine: StepMachine<'_>, command: &HostCommand) -> Result<RunningCommand, RemoteError> {
         match machine {
-            StepMachine::Coordinator => RunningCommand::start_here(&self.farfork, command),
+            StepMachine::Coordinator => {
+                let mut command = command.clone();
+                command.environment.push((HOLDERS_VARIABLE.to_owned(), lock_holders(self.command)));
+                RunningCommand::start_here(&self.farfork, &command)
+            }
             StepMachine::Host(connected) => connected.host.start(&connected.runner(), command),
         }
     }
 
-    /// Copies a file or directory to its hosts, if they have another one.
-    pub(super) async fn sync(&self, path: &SyncedPath) -> Result<(), PlanError> {
-        let metadata = fs::metadata(&path.from).map_err(|cause| PlanError::File { path: path.from.clone(), cause })?;
-        let copy = async |name: &NodeName| {
-            let host = &self.host(name).host;
-            if metadata.is_dir() {
-                host.copy_directory(&path.from, &path.to).await
-            } else {
-                host.copy_file(&path.from, &path.to, metadata.permissions().mode() & 0o7777).await
-            }
-        };
-        try_join_all(path.hosts.iter().map(copy)).await?;
+    /// Copies a file or directory to its hosts, if they have another one. `plan` is the file of the plan.
+    pub(super) async fn sync(&self, path: &SyncedPath, plan: &Path) -> Result<(), PlanError> {
+        let owner = format!("copied by `farfork bench run {}`", plan.display());
+        let copy = async |connected: &ConnectedHost| connected.host.sync(&path.from, &path.to, &owner).await;
+        let copies = path.hosts.iter().filter_map(|name| self.host(name)).map(copy);
+        try_join_all(copies).await?;
         Ok(())
     }
 
     /// Removes everything that `connect` and `sync` have copied, and ends the connections.
     pub(super) async fn remove_copies(self, synced: &[SyncedPath]) -> Result<(), PlanError> {
         let remove = async |connected: &ConnectedHost| {
-            let has_host = |path: &&SyncedPath| path.hosts.iter().any(|name| name.as_str() == connected.host.name());
-            let paths =
-                synced.iter().filter(has_host).map(|path| path.to.as_str()).chain([connected.directory.as_str()]);
-            let paths: Vec<&str> = paths.collect();
-            connected.host.require_script("remove copied files", r#"rm -rf -- "$@""#, &paths, b"").await
+            let ConnectedHost { host, directory, .. } = connected;
+            let mut results = Vec::new();
+            for path in synced.iter().filter(|path| path.hosts.iter().any(|name| name.as_str() == host.name())) {
+                results.push(host.remove_synced(&path.to).await);
+            }
+            let removed = host.require_script("remove the runner", r#"rm -rf -- "$1""#, &[directory], b"").await;
+            results.push(removed.map(drop));
+            results
         };
-        try_join_all(self.hosts.iter().map(remove)).await?;
+        let results = join_all(self.hosts.iter().map(remove)).await;
         self.close().await;
-        Ok(())
+        PlanError::collect(results.into_iter().flatten().map(|result| result.map_err(PlanError::Remote)))
     }
 
-    /// Ends the connections.
+    /// Ends the locks and the connections.
     pub(super) async fn close(self) {
-        for ConnectedHost { host, .. } in self.hosts {
+        for ConnectedHost { host, lock, .. } in self.hosts {
+            lock.release().await;
             host.close().await;
         }
     }

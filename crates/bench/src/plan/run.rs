@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use super::error::PlanError;
 use super::machine::ConnectedMachines;
 use super::results::RunResults;
-use super::step::{PlanRound, StepRun};
+use super::step::{PlanRound, StepRun, StopRequest};
 use super::template::Values;
 use super::{BenchPlan, PlanStep};
 
@@ -42,7 +42,7 @@ impl PlanRun<'_> {
         for path in &self.plan.sync {
             tokio::select! {
                 () = &mut interrupted => return Err(PlanError::Interrupted),
-                synced = self.machines.sync(path) => synced?,
+                synced = self.machines.sync(path, &self.plan.file) => synced?,
             }
         }
         let once = self.round("once", Values::new());
@@ -51,7 +51,7 @@ impl PlanRun<'_> {
         for (index, values) in self.plan.rounds().into_iter().enumerate() {
             let round = self.round(format!("round-{}", index + 1), values);
             match self.run_steps(&round, &self.plan.steps, |step| !step.once, interrupted.as_mut()).await {
-                Err(error) if self.keeps_going && !matches!(error, PlanError::Interrupted) => {
+                Err(error) if self.keeps_going && !error.is_interruption() => {
                     failure.get_or_insert(error);
                 }
                 result => result?,
@@ -60,22 +60,21 @@ impl PlanRun<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Runs all steps of the cleanup, also after a failure of one of them. Returns the first failure.
+    /// Runs all steps of the cleanup on each host, also after a failure of one of them. Returns all failures.
     pub(super) async fn clean_up(&self, interrupted: impl Future<Output = ()>) -> Result<(), PlanError> {
-        let (mut interrupted, mut failure) = (Box::pin(interrupted), Ok(()));
+        let (mut interrupted, mut results) = (Box::pin(interrupted), Vec::new());
         for step in &self.plan.cleanup {
-            let round = self.round("cleanup", Values::new());
-            let cleaned = self.run_steps(&round, std::slice::from_ref(step), |_| true, interrupted.as_mut()).await;
-            if matches!(cleaned, Err(PlanError::Interrupted)) {
-                return cleaned;
+            let round = PlanRound { is_cleanup: true, ..self.round("cleanup", Values::new()) };
+            results.push(self.run_steps(&round, std::slice::from_ref(step), |_| true, interrupted.as_mut()).await);
+            if matches!(results.last(), Some(Err(PlanError::Interrupted))) {
+                break;
             }
-            failure = failure.and(cleaned);
         }
-        failure
+        PlanError::collect(results)
     }
 
     fn round(&self, name: impl Into<String>, values: Values) -> PlanRound<'_> {
-        PlanRound { machines: self.machines, results: self.results, name: name.into(), values }
+        PlanRound { machines: self.machines, results: self.results, name: name.into(), values, is_cleanup: false }
     }
 
     /// Runs those of the steps that are selected, each after the steps that it names. At the end, stops those that still run.
@@ -86,7 +85,7 @@ impl PlanRun<'_> {
         is_selected: impl Fn(&PlanStep) -> bool,
         mut interrupted: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<(), PlanError> {
-        let (stop, must_stop) = watch::channel(false);
+        let (stop, must_stop) = watch::channel(StopRequest::None);
         let (ready, mut becomes_ready) = mpsc::unbounded_channel();
         let initial = |step| if is_selected(step) { StepProgress::Waiting } else { StepProgress::Complete };
         let mut progress: Vec<StepProgress> = steps.iter().map(initial).collect();
@@ -121,7 +120,7 @@ impl PlanRun<'_> {
             }
         };
         // Receivers exist as long as steps run.
-        let _ = stop.send(true);
+        let _ = stop.send(if result.is_ok() { StopRequest::Complete } else { StopRequest::Cancel });
         let mut failure = Ok(());
         while let Some((_, result)) = running.next().await {
             failure = failure.and(result);

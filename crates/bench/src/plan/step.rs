@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use super::error::PlanError;
-use super::machine::{ConnectedMachines, StepMachine};
+use super::machine::{COORDINATOR, ConnectedMachines, StepMachine};
 use super::results::{RunResults, StepOutcome};
 use super::template::Values;
 use super::{PlanStep, ReadyCondition, StepMachines, StepProgram};
@@ -31,6 +31,18 @@ pub(super) struct PlanRound<'a> {
     /// `once`, `round-N` or `cleanup`.
     pub(super) name: String,
     pub(super) values: Values,
+    /// Whether a failure on one machine leaves the commands of the others alone.
+    pub(super) is_cleanup: bool,
+}
+
+/// Whether the commands of a round must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StopRequest {
+    None,
+    /// All steps are complete, so the services end.
+    Complete,
+    /// A command has failed, or the plan is interrupted.
+    Cancel,
 }
 
 /// A step that runs.
@@ -38,8 +50,7 @@ pub(super) struct PlanRound<'a> {
 pub(super) struct StepRun<'a> {
     pub(super) round: &'a PlanRound<'a>,
     pub(super) step: &'a PlanStep,
-    /// Becomes true when all commands must end.
-    pub(super) must_stop: watch::Receiver<bool>,
+    pub(super) must_stop: watch::Receiver<StopRequest>,
     /// Gets the step's index when the command of one machine is ready.
     pub(super) ready: mpsc::UnboundedSender<usize>,
     pub(super) index: usize,
@@ -50,7 +61,7 @@ enum AttemptEnd {
     /// The command has ended by itself.
     Ended,
     /// It must end.
-    Stopped,
+    Stopped(StopRequest),
     /// The time limit has passed.
     TimedOut,
 }
@@ -68,40 +79,48 @@ impl StepRun<'_> {
     pub(super) async fn run(&self) -> Result<(), PlanError> {
         let machines: Vec<StepMachine<'_>> = match &self.step.machines {
             StepMachines::Coordinator => vec![StepMachine::Coordinator],
-            StepMachines::Hosts(hosts) => {
-                hosts.iter().map(|name| StepMachine::Host(self.round.machines.host(name))).collect()
+            StepMachines::Hosts(names) => {
+                if self.step.is_skipped() {
+                    let text = b"skipped: `--exclude` omits all of its hosts";
+                    self.round.results.log(COORDINATOR, &self.step.name, text)?;
+                }
+                names.iter().filter_map(|name| self.round.machines.host(name)).map(StepMachine::Host).collect()
             }
         };
+        let is_failure = |result: &Result<(), PlanError>| result.is_err() && !self.round.is_cleanup;
         if self.step.one_by_one {
+            let mut results = Vec::new();
             for machine in machines {
-                if !*self.must_stop.borrow() {
-                    self.run_on(machine, &self.must_stop).await?;
+                if *self.must_stop.borrow() == StopRequest::None && !results.iter().any(is_failure) {
+                    results.push(self.run_on(machine, &self.must_stop).await);
                 }
             }
-            return Ok(());
+            return PlanError::collect(results);
         }
         // The first failure stops the commands of the other machines.
-        let (stop, must_stop) = watch::channel(false);
+        let (stop, must_stop) = watch::channel(StopRequest::None);
         let run_on = async |machine| {
             let result = self.run_on(machine, &must_stop).await;
-            if result.is_err() {
-                let _ = stop.send(true);
+            if is_failure(&result) {
+                let _ = stop.send(StopRequest::Cancel);
             }
             result
         };
-        let mut all_stop = self.must_stop.clone();
         let pass_on = async {
-            let _ = all_stop.wait_for(|must_stop| *must_stop).await;
-            let _ = stop.send(true);
+            let _ = stop.send(wait_for_stop(self.must_stop.clone()).await);
             std::future::pending().await
         };
         tokio::select! {
-            results = join_all(machines.into_iter().map(run_on)) => results.into_iter().collect(),
+            results = join_all(machines.into_iter().map(run_on)) => PlanError::collect(results),
             () = pass_on => unreachable!("it never ends"),
         }
     }
 
-    async fn run_on(&self, machine: StepMachine<'_>, must_stop: &watch::Receiver<bool>) -> Result<(), PlanError> {
+    async fn run_on(
+        &self,
+        machine: StepMachine<'_>,
+        must_stop: &watch::Receiver<StopRequest>,
+    ) -> Result<(), PlanError> {
         let (started, mut attempts) = (Instant::now(), 0);
         let result = loop {
             attempts += 1;
@@ -109,7 +128,7 @@ impl StepRun<'_> {
                 // The next steps rely on a service that was ready.
                 Err(error)
                     if attempts <= self.step.retries
-                        && !*must_stop.borrow()
+                        && *must_stop.borrow() == StopRequest::None
                         && !matches!(error, PlanError::ServiceEnded { .. }) =>
                 {
                     let text = format!("attempt {attempts} failed, and is repeated: {error}");
@@ -127,11 +146,16 @@ impl StepRun<'_> {
             attempts,
             failure: result.as_ref().err().map(ToString::to_string),
         });
-        result
+        // The run fails because of something else.
+        if matches!(result, Err(PlanError::Cancelled)) { Ok(()) } else { result }
     }
 
     /// Runs the command once.
-    async fn attempt(&self, machine: StepMachine<'_>, mut must_stop: watch::Receiver<bool>) -> Result<(), PlanError> {
+    async fn attempt(
+        &self,
+        machine: StepMachine<'_>,
+        must_stop: watch::Receiver<StopRequest>,
+    ) -> Result<(), PlanError> {
         let is_experiment = self.step.program == StepProgram::Experiment;
         let (round, name) = (&self.round.name, &self.step.name);
         let file = if is_experiment {
@@ -144,7 +168,7 @@ impl StepRun<'_> {
         let (mut is_ready, limit) = (false, self.step.timeout);
         let end = tokio::select! {
             biased;
-            _ = must_stop.wait_for(|must_stop| *must_stop) => AttemptEnd::Stopped,
+            request = wait_for_stop(must_stop) => AttemptEnd::Stopped(request),
             end = self.watch(machine, &mut running, &mut stdout, &mut is_ready) => end?,
         };
         if !matches!(end, AttemptEnd::Ended) {
@@ -160,15 +184,17 @@ impl StepRun<'_> {
         let (step, machine) = (name.clone(), machine.name().to_owned());
         let log = self.round.results.log_path(&machine);
         match end {
-            AttemptEnd::Stopped => Ok(()),
+            AttemptEnd::Stopped(StopRequest::Cancel) => Err(PlanError::Cancelled),
+            AttemptEnd::Stopped(_) => Ok(()),
             AttemptEnd::TimedOut => {
                 let verb = if self.step.ready.is_some() { "was not ready" } else { "did not end" };
                 Err(PlanError::Timeout { step, machine, verb, limit, log })
             }
             AttemptEnd::Ended if is_ready => Err(PlanError::ServiceEnded { step, machine, status, log }),
-            AttemptEnd::Ended if status != 0 || self.step.ready.is_some() => {
-                Err(PlanError::Status { step, machine, status, log })
+            AttemptEnd::Ended if self.step.ready.is_some() => {
+                Err(PlanError::EndedBeforeReady { step, machine, status, log })
             }
+            AttemptEnd::Ended if status != 0 => Err(PlanError::Status { step, machine, status, log }),
             AttemptEnd::Ended => Ok(()),
         }
     }
@@ -254,4 +280,10 @@ impl StepRun<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns when the commands must end.
+async fn wait_for_stop(mut must_stop: watch::Receiver<StopRequest>) -> StopRequest {
+    let request = must_stop.wait_for(|request| *request != StopRequest::None).await;
+    request.map_or(StopRequest::Cancel, |request| *request)
 }

@@ -116,12 +116,23 @@ name = "sum"
 command = ["sh", "-c", "echo size {size} on $(uname -n); cat /proc/net/dev | wc -l"]
 "#;
 
+/// Changes hosts that the plan has locked, as an experiment does.
+const NESTED_COMMAND: &str = r#"
+[[steps]]
+name = "nested"
+once = true
+command = [PROGRAM, "cluster", "undeploy", "--inventory", INVENTORY]
+"#;
+
 fn steps_run_in_order() {
     let coordinator = Coordinator::start();
     fs::create_dir(coordinator.directory.path().join("tools")).expect("a directory");
     let script = "# of the coordinator\necho built on $(cat /proc/sys/kernel/hostname) > /tmp/plan-tools/built\n";
     fs::write(coordinator.directory.path().join("tools/build.sh"), script).expect("a small file can be written");
-    let plan = coordinator.write_plan(ORDERED_STEPS);
+    let nested = NESTED_COMMAND
+        .replace("PROGRAM", &format!("{:?}", coordinator.hosts.program()))
+        .replace("INVENTORY", &format!("{:?}", coordinator.inventory));
+    let plan = coordinator.write_plan(&(ORDERED_STEPS.to_owned() + &nested));
     let checked = coordinator.bench("run", &plan, &["--check", "--json"]);
     let checked: Value = serde_json::from_str(&checked.stdout).expect("a JSON document");
     assert_eq!(
@@ -151,16 +162,27 @@ fn steps_run_in_order() {
         steps.iter().find(is_it).expect("it ran")["attempts"].as_u64()
     };
     assert_eq!((attempts("round-1", "clients"), attempts("round-2", "clients")), (Some(2), Some(1)));
-    assert_eq!((steps.len(), &outcome["failure"]), (2 + 2 * 3 + 4, &Value::Null));
+    assert_eq!((steps.len(), &outcome["failure"]), (2 + 1 + 2 * 3 + 4, &Value::Null));
     let followed = coordinator.bench("run", &plan, &["--follow", "n2"]);
     assert_eq!(followed.stdout, coordinator.result("hosts/n2.log"));
+    coordinator.bench("run", &plan, &["--follow", "n9"]).require_failure(1, &["no host `n9` in the plan"]);
     coordinator.require_cleaned();
 
     let excluded = coordinator.bench("run", &plan, &["--exclude", "n2"]);
-    excluded.require_failure(1, &["plan.toml:", "no hosts"]);
+    excluded.require_success();
+    assert!(excluded.stdout.contains("HERE [clients] skipped: `--exclude` omits all"), "{}", excluded.stdout);
+    coordinator.hosts.run_on(0, &["rm", CLEANED]);
     let cleaned = coordinator.bench("clean", &plan, &[]);
     cleaned.require_success();
     coordinator.require_cleaned();
+    coordinator.wait_until_idle("");
+    coordinator.hosts.run_on(1, &["mkdir", "/tmp/plan-tools"]);
+    for command in ["run", "clean"] {
+        let foreign = coordinator.bench(command, &plan, &[]);
+        foreign.require_failure(1, &["host n2: /tmp/plan-tools was not made by `farfork bench run`", "move it away"]);
+        coordinator.require_cleaned();
+    }
+    coordinator.hosts.run_on(1, &["rmdir", "/tmp/plan-tools"]);
     coordinator.wait_until_idle("");
 }
 
@@ -178,11 +200,26 @@ fn failures_clean_up() {
     failed.require_failure(1, &["step failing on n2: exit status 7; see", "hosts/n2.log"]);
     coordinator.wait_until_idle("sleep");
     coordinator.require_cleaned();
+    let outcome: Value = serde_json::from_str(&coordinator.result("outcome.json")).expect("a JSON document");
+    let is_cancelled = |step: &&Value| step["step"] == "endless" && step["failure"] == "cancelled";
+    assert_eq!(outcome["steps"].as_array().expect("a list").iter().filter(is_cancelled).count(), 2, "{outcome}");
 
-    let hanging = coordinator.bench("run", &coordinator.write_plan(&endless(", \"stubborn\"", "timeout_s = 1")), &[]);
-    hanging.require_failure(1, &["step endless on n", "did not end within 1 s"]);
+    // The failure on the first host leaves the second one alone.
+    let uneven = "[[cleanup]]\nname = \"uneven\"\nhosts = [\"all\"]\ncommand = [\"sh\", \"-c\", \"[ {host} = n2 ] && sleep 1 && touch /tmp/late\"]";
+    let hanging = coordinator.write_plan(&(endless(", \"stubborn\"", "timeout_s = 1") + uneven));
+    let hanging = coordinator.bench("run", &hanging, &["--json"]);
+    hanging.require_failure(1, &["step endless on n", "did not end within 1 s", "step uneven on n1: exit status 1"]);
+    let document: Value = serde_json::from_str(&hanging.stdout).expect("one JSON document");
+    assert!(document["error"].to_string().contains("did not end within 1 s"), "{document}");
+    coordinator.hosts.run_on(1, &["rm", "/tmp/late"]);
     coordinator.wait_until_idle("sleep");
     coordinator.require_cleaned();
+
+    let early = coordinator.directory.path().join("early.toml");
+    let service = "[[steps]]\nname = \"service\"\ncommand = [\"true\"]\nready = { port = 1 }\n";
+    fs::write(&early, service).expect("a small file can be written");
+    let early = coordinator.bench("run", &early, &[]);
+    early.require_failure(1, &["step service on HERE: it ended before it was ready (exit status 0)"]);
 
     let plan = coordinator.write_plan(&endless("", ""));
     let start = || {
@@ -195,6 +232,9 @@ fn failures_clean_up() {
     };
     let signal = |process: &Child, signal| kill_process(Pid::from_child(process), signal).expect("our own child");
     let interrupted = start();
+    coordinator
+        .bench("clean", &plan, &[])
+        .require_failure(1, &["host n1: another coordinator", "`farfork bench run` of"]);
     signal(&interrupted, Signal::INT);
     let interrupted = wait::wait_with_output(interrupted, "the interrupted coordinator", LIMIT);
     interrupted.require_failure(1, &["interrupted"]);
@@ -205,7 +245,10 @@ fn failures_clean_up() {
     signal(&killed, Signal::KILL);
     wait::reap_killed(&mut killed);
     coordinator.wait_until_idle("sleep");
-    assert!(coordinator.bench("clean", &plan, &[]).status.success());
+    // A host that is down leaves the others alone.
+    let lost = "[[hosts]]\nname = \"n9\"\naddress = \"10.99.0.9\"\n";
+    coordinator.hosts.write_inventory("[groups]\nclients = [\"n2\"]", lost);
+    coordinator.bench("clean", &plan, &[]).require_failure(1, &["host n9: no connection"]);
     coordinator.require_cleaned();
     coordinator.wait_until_idle("");
 }

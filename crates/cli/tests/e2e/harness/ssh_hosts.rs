@@ -77,7 +77,7 @@ impl SshHosts {
     }
 
     /// The program of the coordinator. Without its debugging information, it is copied to the hosts in a fraction of the time.
-    fn program(&self) -> PathBuf {
+    pub(crate) fn program(&self) -> PathBuf {
         self.files.path().join("farfork")
     }
 
