@@ -34,7 +34,7 @@ pub enum RemoteError {
         detail: String,
     },
     /// The host, or a host on the way to it, has an unknown or a changed key.
-    #[error("host {host}: the key of {address} {}: {detail}; {}", key_problem(*.is_changed), key_next_step(*.is_changed))]
+    #[error("host {host}: {}", key_text(address, *.is_changed, detail))]
     HostKey {
         /// The host.
         host: String,
@@ -120,15 +120,15 @@ pub enum RemoteError {
     },
 }
 
-fn key_problem(is_changed: bool) -> &'static str {
-    if is_changed { "is not the one in the file of known hosts" } else { "is not in the file of known hosts" }
-}
-
-fn key_next_step(is_changed: bool) -> &'static str {
-    match is_changed {
-        true => "compare its key with the host's, then correct the file",
-        false => {
-            "compare its key with the host's, then add it: `farfork cluster deploy --accept-new-host-keys` does so, or ssh-keyscan(1)"
-        }
+fn key_text(address: &str, is_changed: bool, detail: &str) -> String {
+    if is_changed {
+        return format!(
+            "the key of {address} is not the one in the file of known hosts: {detail}; compare its key with the host's, then \
+             correct the file"
+        );
     }
+    format!(
+        "the key of {address} is not in the file of known hosts: {detail}; compare its key with the host's, then add it: \
+         `farfork cluster deploy --accept-new-host-keys` does so, or ssh-keyscan(1)"
+    )
 }
