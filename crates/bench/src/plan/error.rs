@@ -66,5 +66,8 @@ impl PlanError {
 }
 
 fn join_texts(failures: &[PlanError]) -> String {
-    failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    let mut texts: Vec<String> = failures.iter().map(ToString::to_string).collect();
+    // A host that is lost fails in each step.
+    texts.dedup();
+    texts.join("; ")
 }

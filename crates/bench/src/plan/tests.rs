@@ -185,7 +185,7 @@ fn errors_of_values_have_words_of_users() {
     let step = |more: &str| format!("[[steps]]\nname = 's'\ncommand = ['x']\n{more}");
     for (text, position, cause) in [
         (format!("[sweep]\nn = [1, 'x', [2]]\n{}", step("")), "2:", "a value of a parameter is a text or a number"),
-        (step("ready = { port = 1, file = '/x' }"), "4:", "exactly one of its keys"),
+        (step("ready = { port = 1, file = '/x' }"), "4:", "exactly one of `port`, `line` and `file`"),
         (step("timeout_s = 0"), "4:13", "expected a nonzero whole number"),
         (step("ready = { port = 0 }"), "4:", "expected a nonzero whole number up to 65535"),
         (step("retries = -1"), "4:11", "expected a whole number from 0 to 4294967295"),

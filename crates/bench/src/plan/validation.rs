@@ -52,8 +52,11 @@ pub(super) struct PlanOverrides {
 /// Validates the text of a plan. Relative paths of the plan are relative to the directory of `file`.
 pub(super) fn validate(file: &Path, text: &str, overrides: &PlanOverrides) -> Result<BenchPlan, PlanError> {
     let source = SourceText { file, text };
-    let mut document: PlanDocument =
-        toml::from_str(text).map_err(|error| source.error(error.span().unwrap_or(0..0), toml_error_text(&error)))?;
+    let mut document: PlanDocument = toml::from_str(text).map_err(|error| {
+        // Of the tables, only `ready` has this rule.
+        let cause = toml_error_text(&error).replace("exactly one key", "exactly one of `port`, `line` and `file`");
+        source.error(error.span().unwrap_or(0..0), cause)
+    })?;
     document.cleanup.iter_mut().for_each(|step| step.once = true);
     let directory = file.parent().unwrap_or(Path::new(""));
     let named = document.inventory.as_ref().map(|path| directory.join(path.as_ref()));

@@ -44,8 +44,8 @@ pub enum InventoryError {
 
 /// Phrases of serde, and what they mean in a file.
 const PHRASES: [[&str; 2]; 8] = [
-    ["wanted exactly 1 element, more than 1 element", "it has exactly one of its keys, but there are several"],
-    ["wanted exactly 1 element, got 0 elements", "it has exactly one of its keys, but there is none"],
+    ["wanted exactly 1 element, more than 1 element", "expected exactly one key, not several"],
+    ["wanted exactly 1 element, found 0 elements", "expected exactly one key, not none"],
     ["a nonzero u64", "a nonzero whole number"],
     ["a nonzero u16", "a nonzero whole number up to 65535"],
     ["expected u16", "expected a whole number from 0 to 65535"],

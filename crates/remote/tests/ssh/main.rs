@@ -357,6 +357,12 @@ fn one_coordinator_has_the_lock() {
         drop(second);
         wait_until("the lock ends with its connection", async || host.lock(path, "alice").await.ok()).await;
         drop(lock);
+        // A user who cannot write the directory has a lock in the home directory.
+        let name = format!("farfork-test-{}.lock", std::process::id());
+        let lock = host.lock(&format!("/nowhere/{name}"), "alice").await.expect("the lock is free");
+        let home = host.script(r#"rm -- "$HOME/.$1""#, &[&name], b"").await.expect("it runs");
+        assert_eq!(home.status, 0, "{}", home.stderr);
+        lock.release().await;
     });
 }
 
