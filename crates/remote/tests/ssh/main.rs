@@ -3,13 +3,13 @@
 //! The hosts run this binary as their runner, so its `main` is not libtest's.
 #![forbid(unsafe_code)]
 
+mod copies;
 mod leases;
 mod server;
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use farfork_remote::inventory::Inventory;
 use farfork_remote::runner;
 use farfork_remote::ssh::{
-    CopyOutcome, HostCommand, HostKeyPolicy, OutputStream, RemoteError, RemoteHost, RunningCommand, SshClient,
+    HostCommand, HostKeyPolicy, OutputStream, RemoteError, RemoteHost, RunningCommand, SshClient,
 };
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::{Pid, test_kill_process};
@@ -49,9 +49,9 @@ fn main() -> ExitCode {
         ("a_login_is_refused_without_a_question", a_login_is_refused_without_a_question),
         ("a_host_that_is_down_is_named_in_time", a_host_that_is_down_is_named_in_time),
         ("a_host_with_a_jump_host", a_host_with_a_jump_host),
-        ("files_are_copied_if_they_differ", files_are_copied_if_they_differ),
-        ("directories_are_copied_if_they_differ", directories_are_copied_if_they_differ),
-        ("only_own_copies_are_replaced_and_removed", only_own_copies_are_replaced_and_removed),
+        ("files_are_copied_if_they_differ", copies::files_are_copied_if_they_differ),
+        ("directories_are_copied_if_they_differ", copies::directories_are_copied_if_they_differ),
+        ("only_own_copies_are_replaced_and_removed", copies::only_own_copies_are_replaced_and_removed),
         ("a_lost_connection_adds_no_output", a_lost_connection_adds_no_output),
         ("a_program_of_this_machine_ends_with_its_descendants", a_program_of_this_machine_ends_with_its_descendants),
         ("one_coordinator_has_the_lock", one_coordinator_has_the_lock),
@@ -218,92 +218,6 @@ fn a_host_with_a_jump_host() {
         fixture.write_known_hosts(&inner.known_host_with_key_of(&inner));
         let refused = client.connect(&inventory.hosts()[0]).await;
         assert!(matches!(refused, Err(RemoteError::HostKey { .. })), "{refused:?}");
-    });
-}
-
-fn files_are_copied_if_they_differ() {
-    with_host(async |fixture, host| {
-        let local = fixture.directory.path().join("local");
-        let remote = fixture.directory.path().join("new directory/-remote 'file'\n");
-        let text = remote.to_str().expect("UTF-8");
-        let contents: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
-        fs::write(&local, &contents).expect("it can be written");
-        for expected in [CopyOutcome::Copied, CopyOutcome::Unchanged] {
-            assert_eq!(host.copy_file(&local, text, 0o750).await.expect("it is copied"), expected);
-            assert!(fs::read(&remote).expect("it exists") == contents, "the contents differ");
-        }
-        assert_eq!(host.copy_file(&local, text, 0o700).await.expect("it is copied"), CopyOutcome::Copied, "the mode");
-        fs::write(&local, "new").expect("it can be written");
-        assert_eq!(host.copy_file(&local, text, 0o700).await.expect("it is copied"), CopyOutcome::Copied);
-        assert_eq!(fs::read_to_string(&remote).expect("it exists"), "new");
-        let parent = remote.parent().expect("a directory");
-        assert_eq!(fs::read_dir(parent).expect("it exists").count(), 1, "no partial file is left");
-        host.remove_file(text).await.expect("it is removed");
-        host.remove_file(text).await.expect("a missing file is no error");
-        assert!(!remote.exists());
-        let refused = host.copy_file(&local, "/proc/nowhere/file", 0o700).await.unwrap_err().to_string();
-        assert!(refused.contains("host n1: cannot write /proc/nowhere/file"), "{refused}");
-    });
-}
-
-fn directories_are_copied_if_they_differ() {
-    with_host(async |fixture, host| {
-        let local = fixture.directory.path().join("local directory");
-        let remote = fixture.directory.path().join("above/-remote 'directory'\n");
-        let text = remote.to_str().expect("UTF-8");
-        fs::create_dir_all(local.join("inner")).expect("a directory");
-        fs::write(local.join("inner/file"), "one").expect("it can be written");
-        symlink("inner/file", local.join("link")).expect("a symbolic link");
-        fs::set_permissions(local.join("inner"), Permissions::from_mode(0o705)).expect("its own directory");
-        for expected in [CopyOutcome::Copied, CopyOutcome::Unchanged] {
-            assert_eq!(host.copy_directory(&local, text).await.expect("it is copied"), expected);
-            assert_eq!(fs::read_to_string(remote.join("link")).expect("a file of the copy"), "one");
-            assert_eq!(fs::metadata(remote.join("inner")).expect("it exists").permissions().mode() & 0o777, 0o705);
-        }
-        fs::write(remote.join("inner/other"), "of the host").expect("it can be written");
-        assert_eq!(host.copy_directory(&local, text).await.expect("it is copied"), CopyOutcome::Copied);
-        assert!(!remote.join("inner/other").exists(), "the copy has only the files of the original");
-        fs::write(local.join("inner/file"), "two").expect("it can be written");
-        assert_eq!(host.copy_directory(&local, text).await.expect("it is copied"), CopyOutcome::Copied);
-        assert_eq!(fs::read_to_string(remote.join("link")).expect("a file of the copy"), "two");
-        let parent = remote.parent().expect("a directory");
-        assert_eq!(fs::read_dir(parent).expect("it exists").count(), 1, "no partial directory is left");
-        // More than a pipe has room for: tar must not wait for a reader.
-        fs::write(local.join("large"), vec![1; 1 << 20]).expect("it can be written");
-        let refused = host.copy_directory(&local, "/proc/nowhere/directory").await.unwrap_err().to_string();
-        assert!(refused.contains("host n1: cannot write /proc/nowhere/directory"), "{refused}");
-        let missing = host.copy_directory(&local.join("missing"), text).await.unwrap_err().to_string();
-        assert!(missing.contains("local directory/missing"), "{missing}");
-    });
-}
-
-fn only_own_copies_are_replaced_and_removed() {
-    with_host(async |fixture, host| {
-        let path = |name: &str| fixture.directory.path().join(name).to_str().expect("UTF-8").to_owned();
-        let (directory, file) = (fixture.directory.path().join("local"), fixture.directory.path().join("local/file"));
-        fs::create_dir(&directory).expect("a directory");
-        for (local, remote) in [(&directory, path("above/of 'plan'")), (&file, path("above/file"))] {
-            for contents in ["one", "two", "two"] {
-                fs::write(&file, contents).expect("it can be written");
-                host.sync(local, &remote, "a plan").await.expect("it is copied");
-            }
-            host.remove_synced(&remote).await.expect("it is removed");
-            host.remove_synced(&remote).await.expect("a missing object is no error");
-            let above = fixture.directory.path().join("above");
-            assert_eq!(fs::read_dir(&above).expect("it exists").count(), 0, "no marker is left");
-            // An object of others, where a marker of a removed copy may be left.
-            host.sync(local, &remote, "a plan").await.expect("it is copied");
-            fs::rename(&remote, path("own")).expect("it is moved");
-            fs::create_dir_all(format!("{remote}/of others")).expect("a directory");
-            for refused in [host.sync(local, &remote, "a plan").await, host.remove_synced(&remote).await] {
-                let refused = refused.unwrap_err().to_string();
-                assert!(refused.contains(&format!("host n1: {remote} was not made by")), "{refused}");
-            }
-            assert!(Path::new(&remote).join("of others").exists());
-            host.require_script("empty it", r#"rm -rf -- "$@""#, &[&path("above"), &path("own")], b"")
-                .await
-                .expect("it runs");
-        }
     });
 }
 
