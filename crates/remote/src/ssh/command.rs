@@ -200,10 +200,8 @@ impl RemoteHost {
     pub(super) async fn remote_status(&self, status: ExitStatus, messages: &[u8]) -> Result<i32, RemoteError> {
         match status.code() {
             Some(SSH_FAILED) | None if !self.is_connected().await => {
-                let messages = one_line(messages);
-                let is_cause = |message: &&str| !message.starts_with(NO_CONNECTION_MESSAGE);
-                let causes: Vec<&str> = messages.split("; ").filter(is_cause).filter(|line| !line.is_empty()).collect();
-                let detail = if causes.is_empty() { "ssh gives no reason".to_owned() } else { causes.join("; ") };
+                let cause = ssh_cause(messages);
+                let detail = if cause.is_empty() { "ssh gives no reason".to_owned() } else { cause };
                 Err(RemoteError::Disconnected { host: self.name().to_owned(), detail })
             }
             code => Ok(code.unwrap_or(SSH_FAILED)),
@@ -283,7 +281,7 @@ impl RunningCommand {
         let status = self.wait_process().await?;
         let messages = self.messages.take().and_then(|file| std::fs::read(file).ok()).unwrap_or_default();
         match host.remote_status(status, &messages).await? {
-            SSH_FAILED if !messages.is_empty() => Err(host.command_error("run a program", one_line(&messages))),
+            SSH_FAILED if !messages.is_empty() => Err(host.command_error("run another program", ssh_cause(&messages))),
             status => Ok(status),
         }
     }
@@ -299,6 +297,13 @@ impl Drop for RunningCommand {
     fn drop(&mut self) {
         self.heartbeat.abort();
     }
+}
+
+/// The messages of ssh without those about the connection that it must not make.
+fn ssh_cause(messages: &[u8]) -> String {
+    let text = String::from_utf8_lossy(messages);
+    let lines = text.lines().filter(|line| !line.starts_with(NO_CONNECTION_MESSAGE));
+    one_line(lines.collect::<Vec<_>>().join("\n").as_bytes())
 }
 
 /// Writes to the runner at intervals, so that it detects a dead connection.

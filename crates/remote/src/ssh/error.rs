@@ -101,8 +101,8 @@ pub enum RemoteError {
     },
     /// A path has an object that no coordinator has copied there.
     #[error(
-        "host {host}: {path} was not made by `farfork bench run`, so it is neither replaced nor removed; move it away, or name \
-         another path in the plan (`to`)"
+        "host {host}: {path} was not made by `farfork bench run`, so it is neither replaced nor removed; name another path in \
+         the plan (`to`), or move it away if it is of no use"
     )]
     Foreign {
         /// The host.
