@@ -312,7 +312,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         "thread/*/value/PR_GET_THP_DISABLE",
         "3",
         "0",
-        "a ban on huge pages (PR_SET_THP_DISABLE)",
+        "a ban on huge pages with exceptions (PR_THP_DISABLE_EXCEPT_ADVISED)",
         "a ban with exceptions for advised memory is not carried",
     ),
     known_gap(

@@ -129,8 +129,7 @@ const INTERVAL_RATE: Figure = Figure::higher("interval_per_s", "stable interval"
 const CLIENT_RATE: Figure = Figure::higher("client_per_s", "of each client", "1/s");
 /// Children per second over the whole run, of the clients of one host or of all.
 const HOST_RATE: Figure = Figure::higher("host_per_s", "children", "1/s");
-/// Time from the request for a child until its result is checked: the median and the 99th percentile of a client. One
-/// sample per client.
+/// Time from the request for a child until its result is checked, of one client; one sample per client.
 const CLIENT_MEDIAN: Figure = Figure::lower("client_p50_ms", "median", "ms");
 const CLIENT_P99: Figure = Figure::lower("client_p99_ms", "p99", "ms");
 /// The same of all children of a host, and of all hosts.

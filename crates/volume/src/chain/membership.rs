@@ -41,7 +41,7 @@ pub fn begin_term(record: &mut VolumeRecord, client: u16) -> bool {
 
 /// Makes a client the fenced writer in a term that its log has, and that the record has not reached: the record was restored to
 /// an earlier state. The record may lack the client. Then it gets a node without a client: the log is published before that node
-/// writes to it, so it does not matter which one has written it before.
+/// writes to it, so any free node is right.
 pub fn restore_term(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
     let index = usize::from(client);
     let free = record.replicas.iter().filter(|node| !record.clients.contains(node));

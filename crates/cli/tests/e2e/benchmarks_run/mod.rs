@@ -1,5 +1,6 @@
 //! Each benchmark runs to its end, prints its figures, and leaves nothing on the machine. The values are not tested.
 
+mod calls;
 mod functions;
 mod help;
 mod killed;
@@ -8,13 +9,12 @@ mod volume;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::leftovers::{self, RunMarkers};
-use crate::harness::{BINARY, FailedCommand, Farfork, programs, scratch, wait};
+use crate::harness::{FailedCommand, Farfork, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -40,8 +40,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fanout_finds_no_wrong_result_and_cleans_up", fanout),
     Test::alone("peak_counts_children_of_each_workload_and_cleans_up", functions::counts_peak),
     Test::alone("stress_fork_checks_its_floor_and_cleans_up", stress_fork),
-    Test::alone("rpc_times_calls_with_any_number_in_flight", rpc),
-    Test::alone("stress_rpc_names_a_log_that_it_cannot_read", stress_rpc),
+    Test::alone("rpc_times_calls_with_any_number_in_flight", calls::measures_times),
+    Test::alone("stress_rpc_names_a_log_that_it_cannot_read", calls::names_unread_logs),
     Test::alone("tree_prints_every_figure_and_cleans_up", tree),
     Test::alone("volume_prints_every_figure_and_cleans_up", volume::prints_every_figure),
     Test::alone("volume_measures_gluster_if_it_is_installed", volume::measures_gluster),
@@ -304,54 +304,6 @@ fn stress_fork() {
         assert_eq!((&said["passed"], success), (&passes.into(), passes), "{said}");
         assert!(has_enough, "{said}");
         assert_eq!(said["outcome"]["intervals_per_s"].as_array().map(Vec::len), Some(seconds as usize), "{said}");
-    }
-}
-
-/// The time of a call is measured, although a poll returns fewer answers than there are between two recorded times.
-fn rpc() {
-    let arguments = ["--runs", "1", "--client-seconds", "0.5", "--clients", "2", "--threads", "1", "--window", "8"];
-    let document = run_benchmark("rpc", &[&arguments[..], &["--no-floors"]].concat());
-    let case = &document["cases"][0];
-    let times = ["p50", "p90", "p99", "p999", "max"].map(|name| case["latency_us"][name].as_f64().expect("a number"));
-    assert!(times[0] > 0.0 && times.is_sorted() && case["per_s"].as_f64() > Some(0.0), "{document}");
-}
-
-/// Calls pass without the kernel's log. With `--strict`, they fail. In the mount namespace of the test, that log is a file that
-/// nobody can open.
-fn stress_rpc() {
-    const HIDE_KERNEL_LOG: &str =
-        "mknod \"$1/device\" c 0 0 && mount --bind \"$1/device\" /dev/kmsg && shift && exec \"$@\"";
-    let scratch = scratch::directory();
-    for strict in [false, true] {
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", HIDE_KERNEL_LOG, "sh"]).arg(scratch.path().join(strict.to_string()));
-        fs::create_dir(scratch.path().join(strict.to_string())).expect("a directory");
-        command.args([
-            BINARY,
-            "stress",
-            "rpc",
-            "--clients",
-            "1",
-            "--threads",
-            "2",
-            "--seconds",
-            "2",
-            "--floor",
-            "0",
-            "--json",
-        ]);
-        command.args(strict.then_some("--strict")).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().expect("unshare(1)");
-        let ended = wait::wait_with_output(child, "farfork stress rpc", RUN_LIMIT);
-        let document: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
-        assert_eq!((ended.status.success(), &document["passed"]), (!strict, &(!strict).into()), "{document}");
-        let unread = &document["outcome"]["unread_logs"];
-        assert!(
-            unread[0].as_str().is_some_and(|log| log.starts_with("the kernel's log cannot be read: ")),
-            "{document}"
-        );
-        let faults = document["outcome"]["faults"].as_array().expect("a list");
-        assert_eq!(faults.contains(&unread[0]), strict, "{document}");
     }
 }
 
