@@ -7,7 +7,7 @@ use farfork_wire::NodeName;
 /// Where `farfork cluster deploy` installs nodes, and how they are started. The same for all hosts of an inventory.
 ///
 /// All paths are absolute and consist of letters, digits and `._-+/`, so that they need no quotes in a unit of systemd. The
-/// names of directories contain `farfork`, so that `farfork cluster undeploy` never removes a directory of others.
+/// names of directories and of the log contain `farfork`, so that `farfork cluster undeploy` never removes those of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstallSettings {
     /// The programs are in `bin` below it.
@@ -40,8 +40,8 @@ impl InstallSettings {
         path.is_absolute() && has_parts && text.chars().all(is_allowed)
     }
 
-    /// Whether a path names a directory that belongs to farfork alone, so that it may be removed.
-    pub(super) fn is_own_directory(path: &Path) -> bool {
+    /// Whether a path names a directory or a file that belongs to farfork alone, so that it may be removed.
+    pub(super) fn is_own_path(path: &Path) -> bool {
         Self::is_valid_path(path) && path.file_name().is_some_and(|name| name.to_string_lossy().contains("farfork"))
     }
 

@@ -152,7 +152,9 @@ fn paths_of_an_installation_need_no_quotes() {
     for path in ["relative", "/", "/a b", "/a/../b", "/x\\ny", "/%n", "/a;b", ""] {
         assert_eq!(error_in(&with(&format!("prefix = \"{path}\""))).0, 2, "{path}");
     }
-    assert_eq!(error_in(&with("run_dir = \"/etc\"")).0, 2, "undeploy would remove it");
+    for path in ["run_dir = \"/etc\"", "log = \"/etc/motd\"", "log = \"/var/log/farfork/passwd\""] {
+        assert_eq!(error_in(&with(path)).0, 2, "undeploy would remove it: {path}");
+    }
     assert_eq!(
         error_in(&with("arguments = [\"--cache\", \"1 GiB\"]")),
         (2, 25, "`1 GiB` is not an argument of letters, digits and ._-+/:,=?@[]".to_owned())

@@ -31,8 +31,8 @@ const PORT_DEFAULT: u16 = 7400;
 const CLUSTER_DEFAULT: &str = "farfork";
 
 const PATH_RULE: &str = "an absolute path below / of letters, digits and ._-+/";
-const DIRECTORY_RULE: &str =
-    "an absolute path of letters, digits and ._-+/ whose last part contains `farfork`: undeploy removes the directory";
+const OWN_PATH_RULE: &str =
+    "an absolute path of letters, digits and ._-+/ whose last part contains `farfork`: undeploy removes it";
 
 /// Validates the text of an inventory.
 pub(super) fn validate(file: &Path, text: &str) -> Result<Inventory, InventoryError> {
@@ -185,9 +185,7 @@ impl SourceText<'_> {
             self.require(path, is_valid(Path::new(path.as_ref())), rule)?;
             Ok(PathBuf::from(path.as_ref()))
         };
-        let file = |name: &Option<_>, default| path(name, default, InstallSettings::is_valid_path, PATH_RULE);
-        let directory =
-            |name: &Option<_>, default| path(name, default, InstallSettings::is_own_directory, DIRECTORY_RULE);
+        let own_path = |name: &Option<_>, default| path(name, default, InstallSettings::is_own_path, OWN_PATH_RULE);
         for argument in &install.arguments {
             let rule = "an argument of letters, digits and ._-+/:,=?@[]";
             self.require(argument, InstallSettings::is_valid_argument(argument.as_ref()), rule)?;
@@ -206,10 +204,10 @@ impl SourceText<'_> {
         };
         let [prefix, run_dir, trust, log] = INSTALL_DEFAULT;
         Ok(InstallSettings {
-            prefix: file(&install.prefix, prefix)?,
-            run_dir: directory(&install.run_dir, run_dir)?,
-            trust: directory(&install.trust, trust)?,
-            log: file(&install.log, log)?,
+            prefix: path(&install.prefix, prefix, InstallSettings::is_valid_path, PATH_RULE)?,
+            run_dir: own_path(&install.run_dir, run_dir)?,
+            trust: own_path(&install.trust, trust)?,
+            log: own_path(&install.log, log)?,
             port: port.map_or(PORT_DEFAULT, |port| port.as_ref().get()),
             cluster,
             arguments: install.arguments.iter().map(|argument| argument.as_ref().clone()).collect(),
