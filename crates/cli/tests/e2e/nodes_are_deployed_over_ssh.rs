@@ -107,11 +107,17 @@ fn nodes_are_installed_and_removed() {
     assert_eq!([0, 1].map(|index| installed_files(&hosts, index)), files, "a second run changes nothing");
 
     require_one_coordinator(&hosts, &inventory);
+    require_other_nodes_stay(&hosts);
+    let inventory = hosts.write_inventory("", "");
     let refused = undeploy(&hosts, &inventory, &["--hosts", "n1"]);
     refused.require_failure(1, &["host n1 holds the authority of the cluster, which still has the nodes n2"]);
     // The daemon is killed: its pager and its files stay.
     hosts.run_on(1, &["sh", "-c", "kill -9 $(pgrep -x -o farfork)"]);
     assert_eq!(outcomes(&undeploy(&hosts, &inventory, &["--json"])).len(), 2);
+    require_unchanged(&hosts);
+    // A deployment that was killed leaves a copied program.
+    hosts.run_on(1, &["touch", "/usr/local/bin/farfork.staged"]);
+    assert_eq!(outcomes(&undeploy(&hosts, &inventory, &["--json", "--hosts", "n2"])), pairs("removed")[1..]);
     require_unchanged(&hosts);
     assert_eq!(
         outcomes(&undeploy(&hosts, &inventory, &["--json"])),
@@ -131,6 +137,19 @@ fn require_members(hosts: &SshHosts) {
             (alive == 2 && is_saved()).then_some(())
         });
     }
+}
+
+/// `undeploy` does not remove a node that the inventory does not describe.
+fn require_other_nodes_stay(hosts: &SshHosts) {
+    let inventory = hosts.write_inventory("[install]\ncluster = \"other\"", "");
+    let refused = undeploy(hosts, &inventory, &["--hosts", "n2"]);
+    refused.require_failure(1, &["host n2: /etc/farfork has the identity farfork://farfork/node/n2", "by hand"]);
+    let inventory = hosts.write_inventory("authority = \"n2\"", "");
+    let refused = undeploy(hosts, &inventory, &["--hosts", "n1"]);
+    refused.require_failure(1, &["farfork://farfork/node/n1 holds the authority of its cluster", "`authority`"]);
+    let text = fs::read_to_string(&inventory).expect("it was just written");
+    fs::write(&inventory, text.replace("\"n2\"", "\"zz\"")).expect("a small file");
+    undeploy(hosts, &inventory, &["--hosts", "zz"]).require_failure(1, &["not farfork://farfork/node/zz"]);
 }
 
 /// Forks a parent on the first host to the second one.

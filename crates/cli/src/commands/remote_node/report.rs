@@ -30,8 +30,6 @@ pub(crate) struct NodeReport {
 pub(crate) struct IdentityReport {
     /// Role, name and cluster.
     pub(crate) identity: String,
-    /// Name of the member.
-    pub(crate) name: String,
     /// Fingerprints of the trusted authorities.
     pub(crate) authorities: Vec<String>,
     /// Whether the directory has the authority of the cluster.
@@ -71,12 +69,7 @@ impl IdentityReport {
         let identity = credentials.identity();
         let (roster, _) = credentials.roster();
         let authorities = roster.authorities().iter().map(|der| Fingerprint::of_certificate(der).to_string()).collect();
-        Ok(Some(Self {
-            name: identity.name.to_string(),
-            identity: identity.to_string(),
-            authorities,
-            holds_authority: directory.holds_authority(),
-        }))
+        Ok(Some(Self { identity: identity.to_string(), authorities, holds_authority: directory.holds_authority() }))
     }
 }
 

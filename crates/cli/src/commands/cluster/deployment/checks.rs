@@ -1,6 +1,7 @@
 //! Checks before anything is changed.
 
 use anyhow::{Context as _, bail};
+use farfork_trust::Identity;
 
 use super::host::HostDeployment;
 use crate::output;
@@ -28,6 +29,9 @@ pub(super) async fn require_healthy(host: &HostDeployment) -> anyhow::Result<()>
 /// Requires that the authority's host can admit nodes: it holds the authority, or has no cluster yet.
 pub(super) fn require_authority(authority: &HostDeployment, is_selected: bool) -> anyhow::Result<()> {
     let name = authority.remote.name();
+    if !is_selected {
+        require_own_node(authority)?;
+    }
     match &authority.report.identity {
         Some(identity) if !identity.holds_authority => bail!(
             "host {name}: {} does not hold the authority of its cluster; name the host that does with `authority` in the inventory",
@@ -43,16 +47,29 @@ pub(super) fn require_authority(authority: &HostDeployment, is_selected: bool) -
     }
 }
 
-/// Requires that a host has no identity of another node or cluster, and that a restart of its daemon would end nothing.
+/// Requires that a host has no other node than the one that the inventory describes.
+pub(super) fn require_own_node(host: &HostDeployment) -> anyhow::Result<()> {
+    let (name, run_dir, trust) = (host.remote.name(), host.settings.run_dir.display(), host.settings.trust.display());
+    let own = Identity::for_node(&host.cluster, &host.settings.name).to_string();
+    match (&host.report.identity, &host.report.daemon) {
+        (Some(identity), _) if identity.identity != own => bail!(
+            "host {name}: {trust} has the identity {}, not {own}; correct `name` of the host and `cluster` in the inventory, or \
+             remove that node by hand on the host: end its daemon with SIGTERM, then delete {run_dir} and {trust}",
+            identity.identity
+        ),
+        (None, Some(daemon)) => bail!(
+            "host {name}: a daemon runs in {run_dir} (process {}), and {trust} has no identity; stop it, or choose another `run_dir`",
+            daemon.pid
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Requires that a host is not in another cluster, and that a restart of its daemon would end nothing.
 pub(super) fn require_compatible(host: &HostDeployment, authority: &HostDeployment) -> anyhow::Result<()> {
-    let (name, trust) = (host.remote.name(), host.settings.trust.display());
+    require_own_node(host)?;
+    let name = host.remote.name();
     if let Some(identity) = &host.report.identity {
-        if identity.name != name {
-            bail!(
-                "host {name}: {trust} has the identity {}; rename the host in the inventory, or run undeploy",
-                identity.identity
-            );
-        }
         let authorities =
             authority.report.identity.as_ref().map(|identity| &identity.authorities[..]).unwrap_or_default();
         if !identity.authorities.iter().any(|own| authorities.contains(own)) {
@@ -64,11 +81,6 @@ pub(super) fn require_compatible(host: &HostDeployment, authority: &HostDeployme
         }
     }
     match &host.report.daemon {
-        Some(daemon) if host.report.identity.is_none() => bail!(
-            "host {name}: a daemon runs in {} (process {}), and {trust} has no identity; stop it, or choose another `run_dir`",
-            host.settings.run_dir.display(),
-            daemon.pid
-        ),
         Some(daemon) if needs_restart(host) && daemon.children_count + daemon.seeds_count > 0 => bail!(
             "host {name}: the daemon must be restarted to get another program or other arguments, which would end {} children and \
              {} seeds; wait for them, or end them with `farfork kill` and `farfork drop`",

@@ -49,8 +49,8 @@ struct CheckedHosts {
 /// Where a node without an identity gets one.
 #[derive(Clone, Copy)]
 enum IdentitySource<'a> {
-    /// It creates the cluster with this name.
-    NewCluster(&'a str),
+    /// It creates the cluster.
+    NewCluster,
     /// It joins the cluster of the host with the authority.
     Authority(&'a HostDeployment),
 }
@@ -61,7 +61,7 @@ impl DeployCluster {
         let selected = inventory.select(&self.hosts.selection())?;
         let client = self.hosts.client(&inventory)?;
         let checked = open_and_check(&client, &inventory, &selected).await?;
-        let outcomes = checked.deploy(inventory.install().cluster.as_str()).await;
+        let outcomes = checked.deploy().await;
         Ok(if outcome::report(&outcomes, global.json) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
@@ -81,33 +81,29 @@ async fn open_and_check(
     let opened = join_all(hosts.iter().map(|host| HostDeployment::open(client, inventory, host, "deploy"))).await;
     let (mut opened, mut errors) = split(opened);
     if errors.is_empty() {
-        errors = check(&mut opened, authority, selected).await;
+        errors = check(&mut opened, selected).await;
     }
     if !errors.is_empty() {
         join_all(opened.into_iter().map(HostDeployment::close)).await;
         let next_step = "mend it, or omit it with --exclude; nothing was changed on any host";
         return Err(outcome::refusal(&errors, next_step).into());
     }
-    let (mut first, others) = opened.into_iter().partition::<Vec<_>, _>(|host| host.is(authority));
+    let (mut first, others) = opened.into_iter().partition::<Vec<_>, _>(|host| host.is_authority);
     let authority = first.pop().expect("all hosts are connected");
     Ok(CheckedHosts { authority, is_authority_selected, others })
 }
 
 /// Copies the programs to all hosts, which are connected, and checks the hosts. Returns the errors.
-async fn check(
-    hosts: &mut [HostDeployment],
-    authority: &InventoryHost,
-    selected: &[&InventoryHost],
-) -> Vec<anyhow::Error> {
-    let address = hosts.iter().find(|host| host.is(authority)).map(|host| host.settings.listen);
-    hosts.iter_mut().filter(|host| !host.is(authority)).for_each(|host| host.settings.join = address);
+async fn check(hosts: &mut [HostDeployment], selected: &[&InventoryHost]) -> Vec<anyhow::Error> {
+    let address = hosts.iter().find(|host| host.is_authority).map(|host| host.settings.listen);
+    hosts.iter_mut().filter(|host| !host.is_authority).for_each(|host| host.settings.join = address);
     let errors = split(join_all(hosts.iter_mut().map(HostDeployment::prepare)).await).1;
     if !errors.is_empty() {
         return errors;
     }
-    let is_selected = |host: &&HostDeployment| selected.iter().any(|selected| host.is(selected));
+    let is_selected = |host: &&HostDeployment| selected.iter().any(|selected| selected.name == host.settings.name);
     let examined = join_all(hosts.iter().filter(is_selected).map(checks::require_healthy)).await;
-    let authority = hosts.iter().find(|host| host.is(authority)).expect("all hosts are connected");
+    let authority = hosts.iter().find(|host| host.is_authority).expect("all hosts are connected");
     let admits = checks::require_authority(authority, is_selected(&authority));
     let compared = hosts.iter().filter(is_selected).map(|host| checks::require_compatible(host, authority));
     split(examined.into_iter().chain([admits]).chain(compared).collect()).1
@@ -127,10 +123,10 @@ fn split<T>(results: Vec<anyhow::Result<T>>) -> (Vec<T>, Vec<anyhow::Error>) {
 
 impl CheckedHosts {
     /// Deploys the authority's host, then all others at once.
-    async fn deploy(mut self, cluster: &str) -> Vec<HostOutcome> {
+    async fn deploy(mut self) -> Vec<HostOutcome> {
         let mut outcomes = Vec::new();
         let started = match self.is_authority_selected {
-            true => self.authority.deploy(IdentitySource::NewCluster(cluster)).await,
+            true => self.authority.deploy(IdentitySource::NewCluster).await,
             false => Ok(()),
         };
         let authority = &self.authority;
@@ -170,10 +166,6 @@ impl CheckedHosts {
 }
 
 impl HostDeployment {
-    fn is(&self, host: &InventoryHost) -> bool {
-        host.name.as_str() == self.remote.name()
-    }
-
     /// Installs and starts the node of a host. A host that fails is restored.
     async fn deploy(&mut self, source: IdentitySource<'_>) -> anyhow::Result<()> {
         let result = self.install_and_start(source).await;
@@ -184,7 +176,7 @@ impl HostDeployment {
         self.install_programs().await?;
         if self.report.identity.is_none() {
             match source {
-                IdentitySource::NewCluster(cluster) => self.create_cluster(cluster).await?,
+                IdentitySource::NewCluster => self.create_cluster().await?,
                 IdentitySource::Authority(authority) => {
                     let token = authority.create_token().await?;
                     self.join(authority.settings.listen, &token).await?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use farfork_remote::inventory::{Inventory, InventoryHost};
 use farfork_remote::ssh::{CopyOutcome, HostLock, RemoteHost, SshClient};
+use farfork_wire::NodeName;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
@@ -38,6 +39,10 @@ pub(super) struct HostDeployment {
     pub(super) remote: RemoteHost,
     lock: HostLock,
     pub(super) settings: NodeSettings,
+    /// The cluster of the node.
+    pub(super) cluster: NodeName,
+    /// Whether the inventory names this host as the one with the authority.
+    pub(super) is_authority: bool,
     /// The programs that were copied next to their places.
     staged: Vec<PathBuf>,
     /// The identity and the daemon of the host.
@@ -57,15 +62,25 @@ impl HostDeployment {
         let remote = client.connect(host).await?;
         let lock = remote.lock_for_coordinator(&format!("cluster {operation}")).await?;
         let settings = node_settings(inventory, &remote).await?;
-        Ok(Self { remote, lock, settings, staged: Vec::new(), report: NodeReport::default(), changes: Vec::new() })
+        Ok(Self {
+            remote,
+            lock,
+            settings,
+            cluster: inventory.install().cluster.clone(),
+            is_authority: host.name == inventory.authority().name,
+            staged: Vec::new(),
+            report: NodeReport::default(),
+            changes: Vec::new(),
+        })
     }
 
-    /// Whether the host has a program, a directory or keys of a node.
+    /// Whether the host has a program, a directory or keys of a node. A deployment that was killed may leave copied programs only.
     pub(super) async fn has_installation(&self) -> anyhow::Result<bool> {
-        let NodeSettings { run_dir, trust, .. } = &self.settings;
-        let paths = [&self.settings.program(), run_dir, trust];
-        let found =
-            self.remote.require_script("look for a node", EXIST_SCRIPT, &paths.map(|path| text(path)), b"").await?;
+        let programs = PROGRAMS.map(|program| self.settings.program_dir.join(program));
+        let staged = programs.clone().map(|program| staged_path(&program));
+        let directories = [&self.settings.run_dir, &self.settings.trust];
+        let paths: Vec<&str> = programs.iter().chain(&staged).chain(directories).map(|path| text(path)).collect();
+        let found = self.remote.require_script("look for a node", EXIST_SCRIPT, &paths, b"").await?;
         Ok(!found.is_empty())
     }
 
@@ -115,9 +130,9 @@ impl HostDeployment {
     }
 
     /// Creates a cluster on this host.
-    pub(super) async fn create_cluster(&mut self, cluster: &str) -> anyhow::Result<()> {
-        let name = self.settings.name.to_string();
-        self.run_cluster_command(&["init", "--name", &name, "--cluster", cluster], b"").await?;
+    pub(super) async fn create_cluster(&mut self) -> anyhow::Result<()> {
+        let (name, cluster) = (self.settings.name.as_str(), self.cluster.as_str());
+        self.run_cluster_command(&["init", "--name", name, "--cluster", cluster], b"").await?;
         self.changes.push(format!("cluster {cluster}"));
         Ok(())
     }

@@ -7,6 +7,7 @@ use clap::Args;
 use farfork_terminal::inventory_args::InventoryArgs;
 use futures_util::future::join_all;
 
+use super::checks;
 use super::host::HostDeployment;
 use super::outcome::{self, HostOutcome};
 use crate::GlobalArgs;
@@ -20,6 +21,8 @@ use crate::GlobalArgs;
 /// Refuses a host with a mounted volume, or with replicas of volumes unless --remove-volumes is set. Refuses the host that
 /// holds the authority while the cluster has other nodes than those to remove: without the keys there, no node can join or
 /// renew its certificate.
+///
+/// Refuses a host whose node has another name or cluster than the inventory says.
 ///
 /// A host that fails does not keep the others from being removed. Run the command again for it.
 #[derive(Args)]
@@ -53,8 +56,7 @@ impl UndeployCluster {
             }
         }
         // The authority is last: until then, the others can still renew their certificates.
-        let authority = inventory.authority().name.as_str();
-        let (last, others): (Vec<_>, Vec<_>) = hosts.into_iter().partition(|host| host.remote.name() == authority);
+        let (last, others): (Vec<_>, Vec<_>) = hosts.into_iter().partition(|host| host.is_authority);
         outcomes.extend(join_all(others.into_iter().map(|host| self.remove(host, None))).await);
         let removed: Vec<String> =
             outcomes.iter().filter(|outcome| !outcome.has_failed()).map(|outcome| outcome.host.clone()).collect();
@@ -70,8 +72,10 @@ impl UndeployCluster {
                 return Ok(Vec::new());
             }
             host.prepare().await?;
-            if let Some(removed) = removed_before {
-                refuse_remaining_members(&host, removed).await?;
+            checks::require_own_node(&host)?;
+            match removed_before {
+                Some(removed) => refuse_remaining_members(&host, removed).await?,
+                None => refuse_other_authority(&host)?,
             }
             Ok(host.remove(self.remove_volumes).await?.removed)
         };
@@ -84,6 +88,20 @@ impl UndeployCluster {
         };
         host.close().await;
         outcome
+    }
+}
+
+/// Refuses a host that holds the authority of a cluster, if the inventory names another host: the cluster may be another one
+/// with the same name, and its authority has no copy.
+fn refuse_other_authority(host: &HostDeployment) -> anyhow::Result<()> {
+    match &host.report.identity {
+        Some(identity) if identity.holds_authority => bail!(
+            "host {}: {} holds the authority of its cluster, but the inventory names another host; if the cluster may be removed, \
+             name this host with `authority` in the inventory",
+            host.remote.name(),
+            identity.identity
+        ),
+        _ => Ok(()),
     }
 }
 
