@@ -15,6 +15,7 @@ mod signal;
 mod size;
 
 use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -48,20 +49,22 @@ struct Cli {
 }
 
 impl Cli {
-    /// Parses the command line. Ends this process after a usage error.
+    /// Parses a command line, which begins with the name of the program.
+    fn parse(line: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+        let matches = Self::command().try_get_matches_from(line)?;
+        let mut cli = Self::from_arg_matches(&matches)?;
+        let applied = cli.global.connection.apply_command_line(cli.command.connection_options(), &matches);
+        applied.map_err(|text| Self::command().error(ErrorKind::ArgumentConflict, text))?;
+        if cli.global.json && cli.command.prints_text_only() {
+            let text = "this command does not use --json; drop it";
+            return Err(Self::command().error(ErrorKind::ArgumentConflict, text));
+        }
+        Ok(cli)
+    }
+
+    /// Parses the command line of this process. Ends it after a usage error.
     fn parse_command_line() -> Self {
-        let parse = || {
-            let matches = Self::command().try_get_matches()?;
-            let mut cli = Self::from_arg_matches(&matches)?;
-            let applied = cli.global.connection.apply_command_line(cli.command.connection_options(), &matches);
-            applied.map_err(|text| Self::command().error(ErrorKind::ArgumentConflict, text))?;
-            if cli.global.json && cli.command.prints_text_only() {
-                let text = "this command does not use --json; drop it";
-                return Err(Self::command().error(ErrorKind::ArgumentConflict, text));
-            }
-            Ok(cli)
-        };
-        parse().unwrap_or_else(|mut error: clap::Error| {
+        Self::parse(env::args_os()).unwrap_or_else(|mut error: clap::Error| {
             if error.kind() == ErrorKind::InvalidSubcommand && error.get(ContextKind::SuggestedSubcommand).is_none() {
                 let hint = ContextValue::StyledStrs(vec!["`farfork help` lists the commands".into()]);
                 error.insert(ContextKind::Suggested, hint);

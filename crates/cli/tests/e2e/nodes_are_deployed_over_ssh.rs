@@ -107,6 +107,7 @@ fn nodes_are_installed_and_removed() {
     assert_eq!([0, 1].map(|index| installed_files(&hosts, index)), files, "a second run changes nothing");
 
     require_one_coordinator(&hosts, &inventory);
+    require_daemon_survives_failures(&hosts);
     require_other_nodes_stay(&hosts);
     let inventory = hosts.write_inventory("", "");
     let refused = undeploy(&hosts, &inventory, &["--hosts", "n1"]);
@@ -137,6 +138,29 @@ fn require_members(hosts: &SshHosts) {
             (alive == 2 && is_saved()).then_some(())
         });
     }
+}
+
+/// A failing deployment does not end a daemon that runs.
+fn require_daemon_survives_failures(hosts: &SshHosts) {
+    let daemons = || [0, 1].map(|index| hosts.run_on(index, &["pgrep", "-x", "-o", "farfork"]));
+    let before = daemons();
+    let inventory = hosts.write_inventory("[install]\narguments = [\"--bogus\"]", "");
+    deploy(hosts, &inventory, &[]).require_failure(1, &["`arguments` of [install]", "unexpected argument '--bogus'"]);
+    let inventory = hosts.write_inventory("", "");
+    let text = fs::read_to_string(&inventory).expect("it was just written");
+    fs::write(&inventory, text.replacen("\"eth0\"", "\"10.9.9.9\"", 1)).expect("a small file");
+    let causes = ["host n1 cannot run a node: ports: 10.9.9.9:7400"];
+    deploy(hosts, &inventory, &[]).require_failure(1, &causes);
+    assert_eq!(daemons(), before);
+
+    // Only the daemon itself finds that this machine lacks the address.
+    let inventory = hosts.write_inventory("[install]\narguments = [\"--metrics\", \"10.9.9.9:9470\"]", "");
+    let refused = deploy(hosts, &inventory, &["--hosts", "n2"]);
+    refused.require_failure(1, &["the previous daemon runs again", "10.9.9.9:9470", "run deploy again"]);
+    let error = refused.stderr.lines().find(|line| line.contains("10.9.9.9")).expect("it was found");
+    assert!(error.len() < 700, "only the last lines of the log: {error}");
+    let inventory = hosts.write_inventory("", "");
+    assert_eq!(outcomes(&deploy(hosts, &inventory, &["--json"])), pairs("unchanged"));
 }
 
 /// `undeploy` does not remove a node that the inventory does not describe.

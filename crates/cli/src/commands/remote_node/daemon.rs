@@ -1,6 +1,7 @@
 //! Finds, starts and stops the daemon of this machine.
 
 use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Seek as _, SeekFrom};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use farfork_api::run_dir::RunDir;
-use farfork_cluster::local::{COMMAND_VARIABLES, listening_process, read_log_tail};
+use farfork_cluster::local::{COMMAND_VARIABLES, listening_process};
 use farfork_sys::cgroup::daemon_leaf::is_systemd_running;
 use farfork_sys::pidfd;
 use farfork_sys::process_identity::ProcessIdentity;
@@ -24,6 +25,10 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Longest wait until a daemon has ended after SIGTERM. It kills its children, and frees their memory.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 
+/// Lines of the log of a daemon that did not start, which an error shows, and the longest log that is read for them.
+const LOG_LINES_MAX: usize = 3;
+const LOG_BYTES_MAX: u64 = 1 << 20;
+
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The running daemon of the run directory.
@@ -32,42 +37,68 @@ pub(super) fn find(settings: &NodeSettings) -> Option<ProcessIdentity> {
 }
 
 /// Starts the daemon, with systemd if it runs. Restarts a daemon that runs another program or has other arguments. Returns
-/// whether it changed anything.
+/// whether it changed anything. If the new daemon does not start, the previous one is started again.
 pub(super) fn ensure_started(settings: &NodeSettings) -> anyhow::Result<bool> {
-    let is_current = find(settings).is_some_and(|process| report::is_current(settings, process.pid));
-    if is_systemd_running() {
-        let has_changed = systemd::install_unit(settings)?;
-        if is_current {
-            return Ok(has_changed);
-        }
-        stop(settings)?;
-        systemd::restart()?;
-        wait_until_ready(settings, None).context("`journalctl -u farfork` shows its log")?;
-    } else if is_current {
-        return Ok(false);
-    } else {
-        stop(settings)?;
-        start_detached(settings)?;
+    let running = find(settings);
+    if running.is_some_and(|process| report::is_current(settings, process.pid)) {
+        // The daemon may have been started without its unit.
+        return Ok(is_systemd_running() && systemd::install_unit(settings, &settings.command_line())?);
     }
-    Ok(true)
+    let previous = running.map(|process| report::command_line(process.pid));
+    stop(settings)?;
+    let Err(error) = start(settings, &settings.command_line()) else { return Ok(true) };
+    let Some(previous) = previous else { return Err(error) };
+    match stop(settings).and_then(|()| start(settings, &previous)) {
+        Ok(()) => Err(error.context("the previous daemon runs again, because the new one did not start")),
+        Err(second) => {
+            let second = format!("no daemon runs, because the previous one did not start again ({second:#})");
+            Err(error.context(second))
+        }
+    }
+}
+
+/// Starts the daemon with this command line, and waits until it answers.
+fn start(settings: &NodeSettings, line: &[String]) -> anyhow::Result<()> {
+    if !is_systemd_running() {
+        return start_detached(settings, line);
+    }
+    systemd::install_unit(settings, line)?;
+    systemd::restart()?;
+    wait_until_ready(settings, None).context("`journalctl -u farfork` shows its log")
 }
 
 /// Starts the daemon in a session of its own, and waits until it answers.
-pub(super) fn start_detached(settings: &NodeSettings) -> anyhow::Result<()> {
+pub(super) fn start_detached(settings: &NodeSettings, line: &[String]) -> anyhow::Result<()> {
     let object = || format!("log {}", settings.log.display());
     if let Some(parent) = settings.log.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(parent).with_context(object)?;
     }
-    let log = File::options().create(true).append(true).mode(0o600).open(&settings.log).with_context(object)?;
-    let line = settings.command_line();
+    let mut options = File::options();
+    let mut log = options.create(true).read(true).append(true).mode(0o600).open(&settings.log).with_context(object)?;
+    let written_before = log.metadata().with_context(object)?.len();
+    let output = || log.try_clone().with_context(object);
     let mut command = Command::new("setsid");
-    command.arg("--").args(&line).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).current_dir("/");
+    command.arg("--").args(line).stdin(Stdio::null()).stdout(output()?).stderr(output()?).current_dir("/");
     for variable in COMMAND_VARIABLES {
         command.env_remove(variable);
     }
     let child = command.spawn().with_context(|| line[0].clone())?;
-    wait_until_ready(settings, Some(child))
-        .with_context(|| format!("its log ends with: {}", read_log_tail(&settings.log)))
+    wait_until_ready(settings, Some(child)).with_context(|| {
+        match log.seek(SeekFrom::Start(written_before)).and_then(|_| last_lines(&mut log)) {
+            Ok(lines) if lines.is_empty() => format!("{} has no new line", object()),
+            Ok(lines) => format!("{} ends with: {lines}", object()),
+            Err(error) => format!("{}: {error}", object()),
+        }
+    })
+}
+
+/// The last lines of a log, as one line.
+fn last_lines(log: impl Read) -> io::Result<String> {
+    let mut text = Vec::new();
+    log.take(LOG_BYTES_MAX).read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    Ok(lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("; "))
 }
 
 /// Waits until the daemon accepts connections. `started` is its process, if this process started it.
@@ -98,4 +129,13 @@ pub(super) fn stop(settings: &NodeSettings) -> anyhow::Result<()> {
         bail!("daemon {} has not ended {} s after SIGTERM; see its log, and end it", process.pid, STOP_LIMIT.as_secs());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_error_shows_the_last_lines_of_a_log() {
+        assert_eq!(super::last_lines(&b"a\nb\n\nc\n  d\n"[..]).unwrap(), "b; c;   d");
+        assert_eq!(super::last_lines(&b""[..]).unwrap(), "");
+    }
 }

@@ -47,7 +47,7 @@ pub(super) fn remove(settings: &NodeSettings, with_volumes: bool) -> anyhow::Res
         report.removed.push(format!("daemon of node {}", settings.name));
     } else if settings.run_dir.join("children").exists() && TrustDirectory::new(&settings.trust).has_identity() {
         // The daemon was killed. The next one takes over its pager and its children, and ends them.
-        daemon::start_detached(settings)?;
+        daemon::start_detached(settings, &settings.command_line())?;
     }
     daemon::stop(settings)?;
     if is_systemd_running() && systemd::remove_unit()? {

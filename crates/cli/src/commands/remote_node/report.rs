@@ -92,7 +92,12 @@ impl DaemonReport {
 /// Whether a daemon runs the installed program with the arguments of the settings.
 pub(super) fn is_current(settings: &NodeSettings, pid: i32) -> bool {
     let file = |path: &Path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino())).ok();
-    let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let runs_program = file(Path::new(&format!("/proc/{pid}/exe"))) == file(&settings.program());
-    runs_program && arguments.split_terminator('\0').eq(settings.command_line())
+    runs_program && command_line(pid) == settings.command_line()
+}
+
+/// The command line of a process; empty if the process has ended.
+pub(super) fn command_line(pid: i32) -> Vec<String> {
+    let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    arguments.split_terminator('\0').map(str::to_owned).collect()
 }

@@ -14,17 +14,13 @@ use super::settings::NodeSettings;
 const UNIT: &str = "farfork.service";
 const UNIT_PATH: &str = "/etc/systemd/system/farfork.service";
 
-/// Whether the unit is as the settings require.
-fn is_unit_current(settings: &NodeSettings) -> bool {
-    fs::read_to_string(UNIT_PATH).is_ok_and(|text| text == unit_text(settings))
-}
-
-/// Writes and enables the unit. Returns whether it was different.
-pub(super) fn install_unit(settings: &NodeSettings) -> anyhow::Result<bool> {
-    if is_unit_current(settings) {
+/// Writes and enables the unit, which runs this command line. Returns whether it was different.
+pub(super) fn install_unit(settings: &NodeSettings, line: &[String]) -> anyhow::Result<bool> {
+    let text = unit_text(settings, line);
+    if fs::read_to_string(UNIT_PATH).is_ok_and(|installed| installed == text) {
         return Ok(false);
     }
-    fs::write(UNIT_PATH, unit_text(settings)).context(UNIT_PATH)?;
+    fs::write(UNIT_PATH, text).context(UNIT_PATH)?;
     systemctl(&["daemon-reload"])?;
     systemctl(&["enable", UNIT])?;
     Ok(true)
@@ -56,7 +52,7 @@ pub(super) fn remove_unit() -> anyhow::Result<bool> {
 
 /// The unit. With `KillMode=process`, children survive a crash of the daemon, and the next daemon takes them over. With
 /// `DelegateSubgroup`, which systemd ignores before version 254, the groups of children are below the unit's group.
-fn unit_text(settings: &NodeSettings) -> String {
+fn unit_text(settings: &NodeSettings, line: &[String]) -> String {
     format!(
         "# Written by `farfork cluster deploy`; `farfork cluster undeploy` removes it.\n\
          [Unit]\n\
@@ -76,7 +72,7 @@ fn unit_text(settings: &NodeSettings) -> String {
          [Install]\n\
          WantedBy=multi-user.target\n",
         settings.name,
-        settings.command_line().join(" ")
+        line.join(" ")
     )
 }
 
@@ -119,7 +115,7 @@ mod tests {
             arguments: vec!["--encryption".to_owned(), "off".to_owned()],
         };
         let unit = directory.path().join("farfork.service");
-        fs::write(&unit, unit_text(&settings)).unwrap();
+        fs::write(&unit, unit_text(&settings, &settings.command_line())).unwrap();
         let verify = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&unit).output();
         let output = verify.expect("systemd-analyze(1) is installed: run scripts/setup.sh");
         let messages = String::from_utf8_lossy(&output.stderr);

@@ -6,6 +6,19 @@ use farfork_trust::Identity;
 use super::host::HostDeployment;
 use crate::output;
 
+/// Requires that `farfork node` accepts the further arguments of the inventory. The hosts get the program of this process.
+pub(super) fn require_valid_arguments(arguments: &[String]) -> anyhow::Result<()> {
+    let own = ["farfork", "node", "--name", "n1", "--listen", "127.0.0.1:7400"];
+    let Err(error) = crate::Cli::parse(own.into_iter().chain(arguments.iter().map(String::as_str))) else {
+        return Ok(());
+    };
+    // An empty line separates the cause from the usage.
+    let text = error.to_string();
+    let cause: Vec<&str> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let cause = cause.join(" ");
+    bail!("`arguments` of [install] in the inventory: {}; correct them", cause.trim_start_matches("error: "))
+}
+
 /// Requires that `farfork doctor` finds no problem on a host. Prints its warnings.
 pub(super) async fn require_healthy(host: &HostDeployment) -> anyhow::Result<()> {
     let (name, document) = (host.remote.name(), host.run_doctor().await?);
@@ -94,4 +107,27 @@ pub(super) fn require_compatible(host: &HostDeployment, authority: &HostDeployme
 /// Whether the daemon runs another program, or has other arguments, than it is to have.
 fn needs_restart(host: &HostDeployment) -> bool {
     host.has_new_program() || host.report.daemon.as_ref().is_some_and(|daemon| !daemon.is_current)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::require_valid_arguments;
+
+    #[test]
+    fn arguments_that_the_daemon_refuses_are_found_before_it_is_stopped() {
+        let check = |arguments: &[&str]| {
+            require_valid_arguments(&arguments.iter().map(|argument| (*argument).to_owned()).collect::<Vec<_>>())
+        };
+        check(&[]).unwrap();
+        check(&["--encryption", "off", "--cache=2GiB"]).unwrap();
+        for (arguments, cause) in [
+            (&["--bogus"][..], "unexpected argument '--bogus' found; correct them"),
+            (&["--cache", "much"], "invalid value 'much' for '--cache"),
+            (&["--token-file=x", "--insecure"], "cannot be used with"),
+        ] {
+            let refused = check(arguments).unwrap_err().to_string();
+            assert!(refused.starts_with("`arguments` of [install]") && refused.contains(cause), "{refused}");
+            assert_eq!(refused.lines().count(), 1, "{refused}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use clap::Args;
 use farfork_remote::inventory::{Inventory, InventoryHost};
 use farfork_remote::ssh::SshClient;
@@ -22,8 +23,9 @@ use crate::GlobalArgs;
 /// cluster yet, the command creates one there. The other hosts join with tokens that are valid once.
 ///
 /// First checks all hosts: a host that does not answer, another coordinator, a problem that `farfork doctor` finds, or an
-/// identity of another cluster. Then nothing is changed on any host; omit the host with --exclude, or mend it. A host that
-/// fails later is restored if it had no node before, and the others are deployed. A second run changes only what differs.
+/// identity of another node or cluster. Then nothing is changed on any host; omit the host with --exclude, or mend it. A
+/// host that fails later is restored: to nothing, or to the daemon that it had. The others are deployed. A second run changes
+/// only what differs.
 ///
 /// A daemon is restarted to get another program or other arguments, unless it has children or seeds.
 #[derive(Args)]
@@ -58,6 +60,7 @@ enum IdentitySource<'a> {
 impl DeployCluster {
     pub(in super::super) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let inventory = self.hosts.read()?;
+        checks::require_valid_arguments(&inventory.install().arguments)?;
         let selected = inventory.select(&self.hosts.selection())?;
         let client = self.hosts.client(&inventory)?;
         let checked = open_and_check(&client, &inventory, &selected).await?;
@@ -190,7 +193,7 @@ impl HostDeployment {
     async fn restore_after(&self, result: anyhow::Result<()>) -> anyhow::Result<()> {
         let Err(error) = result else { return Ok(()) };
         if self.report.identity.is_some() || self.report.daemon.is_some() {
-            return Err(error.context("the host keeps what it had; run deploy again"));
+            return Err(anyhow!("{error:#}; the host keeps its identity; mend the cause, and run deploy again"));
         }
         match self.remove(false).await {
             Ok(_) => Err(error),
