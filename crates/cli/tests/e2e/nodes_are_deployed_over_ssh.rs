@@ -148,8 +148,8 @@ fn require_daemon_survives_failures(hosts: &SshHosts) {
     deploy(hosts, &inventory, &[]).require_failure(1, &["`arguments` of [install]", "unexpected argument '--bogus'"]);
     let inventory = hosts.write_inventory("", "");
     let text = fs::read_to_string(&inventory).expect("it was just written");
-    fs::write(&inventory, text.replacen("\"eth0\"", "\"10.9.9.9\"", 1)).expect("a small file");
-    let causes = ["host n1 cannot run a node: ports: 10.9.9.9:7400"];
+    fs::write(&inventory, text.replacen("\"eth0\"", "\"10.9.9.9\"", 1) + "cpus = \"7777\"\n").expect("a small file");
+    let causes = ["host n1 cannot run a node: ports: 10.9.9.9:7400", "host n2: `cpus` of the inventory is 7777"];
     deploy(hosts, &inventory, &[]).require_failure(1, &causes);
     assert_eq!(daemons(), before);
 

@@ -16,13 +16,15 @@ use serde::{Deserialize, Serialize};
 use super::daemon;
 use super::settings::NodeSettings;
 
-/// The identity and the daemon of a machine.
+/// The identity, the daemon and the CPUs of a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodeReport {
     /// The identity in the trust directory.
     pub(crate) identity: Option<IdentityReport>,
     /// The daemon of the run directory.
     pub(crate) daemon: Option<DaemonReport>,
+    /// The CPUs, in the form `0-3,8`; `None` if they cannot be read.
+    pub(crate) online_cpus: Option<String>,
 }
 
 /// An identity, and the cluster that it belongs to.
@@ -55,7 +57,12 @@ impl NodeReport {
             Some(process) => Some(DaemonReport::inspect(settings, &process).await?),
             None => None,
         };
-        Ok(Self { identity: IdentityReport::read(&settings.trust)?, daemon })
+        let online_cpus = fs::read_to_string("/sys/devices/system/cpu/online").ok();
+        Ok(Self {
+            identity: IdentityReport::read(&settings.trust)?,
+            daemon,
+            online_cpus: online_cpus.map(|list| list.trim().to_owned()),
+        })
     }
 }
 

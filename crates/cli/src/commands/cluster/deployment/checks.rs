@@ -1,6 +1,7 @@
 //! Checks before anything is changed.
 
 use anyhow::{Context as _, bail};
+use farfork_sys::affinity::parse_cpu_list;
 use farfork_trust::Identity;
 
 use super::host::HostDeployment;
@@ -82,6 +83,11 @@ pub(super) fn require_own_node(host: &HostDeployment) -> anyhow::Result<()> {
 pub(super) fn require_compatible(host: &HostDeployment, authority: &HostDeployment) -> anyhow::Result<()> {
     require_own_node(host)?;
     let name = host.remote.name();
+    if let (Some(listed), Some(online)) = (&host.remote.inventory_host().cpus, &host.report.online_cpus)
+        && lacks_cpus(online, listed)
+    {
+        bail!("host {name}: `cpus` of the inventory is {listed}, but the CPUs of the host are {online}; correct it");
+    }
     if let Some(identity) = &host.report.identity {
         let authorities =
             authority.report.identity.as_ref().map(|identity| &identity.authorities[..]).unwrap_or_default();
@@ -104,6 +110,12 @@ pub(super) fn require_compatible(host: &HostDeployment, authority: &HostDeployme
     }
 }
 
+/// Whether CPUs of the second list are not in the first one.
+fn lacks_cpus(online: &str, listed: &str) -> bool {
+    let [online, listed] = [online, listed].map(|list| parse_cpu_list(list).unwrap_or_default());
+    listed.iter().enumerate().any(|(index, word)| word & !online.get(index).unwrap_or(&0) != 0)
+}
+
 /// Whether the daemon runs another program, or has other arguments, than it is to have.
 fn needs_restart(host: &HostDeployment) -> bool {
     host.has_new_program() || host.report.daemon.as_ref().is_some_and(|daemon| !daemon.is_current)
@@ -111,7 +123,13 @@ fn needs_restart(host: &HostDeployment) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::require_valid_arguments;
+    use super::{lacks_cpus, require_valid_arguments};
+
+    #[test]
+    fn cpus_that_a_host_lacks_are_found() {
+        assert!(!lacks_cpus("0-39", "0,32-39"));
+        assert!(lacks_cpus("0-1", "77") && lacks_cpus("0-1", "1-2") && lacks_cpus("0-63", "64"));
+    }
 
     #[test]
     fn arguments_that_the_daemon_refuses_are_found_before_it_is_stopped() {
