@@ -1,11 +1,12 @@
 //! Checks before anything is changed.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, bail};
 use farfork_sys::affinity::parse_cpu_list;
 use farfork_trust::Identity;
 
 use super::host::HostDeployment;
-use crate::output;
 
 /// Requires that `farfork node` accepts the further arguments of the inventory. The hosts get the program of this process.
 pub(super) fn require_valid_arguments(arguments: &[String]) -> anyhow::Result<()> {
@@ -20,24 +21,39 @@ pub(super) fn require_valid_arguments(arguments: &[String]) -> anyhow::Result<()
     bail!("`arguments` of [install] in the inventory: {}; correct them", cause.trim_start_matches("error: "))
 }
 
-/// Requires that `farfork doctor` finds no problem on a host. Prints its warnings.
-pub(super) async fn require_healthy(host: &HostDeployment) -> anyhow::Result<()> {
+/// A warning of `farfork doctor` on one host.
+pub(super) struct HostWarning {
+    host: String,
+    text: String,
+}
+
+/// The warnings as lines. Hosts with the same warning share one.
+pub(super) fn warning_lines(warnings: Vec<HostWarning>) -> Vec<String> {
+    let mut hosts_by_text = BTreeMap::<String, Vec<String>>::new();
+    for HostWarning { host, text } in warnings {
+        hosts_by_text.entry(text).or_default().push(host);
+    }
+    hosts_by_text.into_iter().map(|(text, hosts)| format!("host {}: warning: {text}", hosts.join(", "))).collect()
+}
+
+/// Requires that `farfork doctor` finds no problem on a host. Returns its warnings.
+pub(super) async fn require_healthy(host: &HostDeployment) -> anyhow::Result<Vec<HostWarning>> {
     let (name, document) = (host.remote.name(), host.run_doctor().await?);
     let findings = document["findings"].as_array().with_context(|| format!("host {name}: findings of doctor"))?;
-    let mut problems = Vec::new();
+    let (mut problems, mut warnings) = (Vec::new(), Vec::new());
     for finding in findings {
         let value = |key: &str| finding[key].as_str().unwrap_or_default();
         let text = format!("{}: {}; {}", value("check"), value("found"), value("remedy"));
         match value("status") {
             "problem" => problems.push(text),
-            "warning" => output::print_note(format_args!("host {name}: warning: {text}")),
+            "warning" => warnings.push(HostWarning { host: name.to_owned(), text }),
             _ => {}
         }
     }
     if !problems.is_empty() {
         bail!("host {name} cannot run a node: {}", problems.join("\n         "));
     }
-    Ok(())
+    Ok(warnings)
 }
 
 /// Requires that the authority's host can admit nodes: it holds the authority, or has no cluster yet.
@@ -123,7 +139,14 @@ fn needs_restart(host: &HostDeployment) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{lacks_cpus, require_valid_arguments};
+    use super::{HostWarning, lacks_cpus, require_valid_arguments, warning_lines};
+
+    #[test]
+    fn hosts_with_the_same_warning_share_a_line() {
+        let warnings = [("n1", "low"), ("n2", "late"), ("n3", "low")];
+        let warnings = warnings.map(|(host, text)| HostWarning { host: host.to_owned(), text: text.to_owned() });
+        assert_eq!(warning_lines(warnings.into()), ["host n2: warning: late", "host n1, n3: warning: low"]);
+    }
 
     #[test]
     fn cpus_that_a_host_lacks_are_found() {

@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use super::checks;
 use super::host::HostDeployment;
 use super::outcome::{self, HostOutcome};
-use crate::GlobalArgs;
+use crate::{GlobalArgs, output};
 
 /// Install a node on each host of an inventory, and join them to one cluster.
 ///
@@ -106,10 +106,12 @@ async fn check(hosts: &mut [HostDeployment], selected: &[&InventoryHost]) -> Vec
     }
     let is_selected = |host: &&HostDeployment| selected.iter().any(|selected| selected.name == host.settings.name);
     let examined = join_all(hosts.iter().filter(is_selected).map(checks::require_healthy)).await;
+    let (warnings, errors) = split(examined);
+    checks::warning_lines(warnings.into_iter().flatten().collect()).iter().for_each(output::print_note);
     let authority = hosts.iter().find(|host| host.is_authority).expect("all hosts are connected");
     let admits = checks::require_authority(authority, is_selected(&authority));
     let compared = hosts.iter().filter(is_selected).map(|host| checks::require_compatible(host, authority));
-    split(examined.into_iter().chain([admits]).chain(compared).collect()).1
+    errors.into_iter().chain(split([admits].into_iter().chain(compared).collect()).1).collect()
 }
 
 /// Separates values and errors.
