@@ -3,6 +3,7 @@
 #include "resource.h"
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 static int polled_stream, awaited_stream;
@@ -18,7 +19,7 @@ static void *await_connect(void *nothing) {
 static int is_connecting(int stream) {
     char state = 0;
     socklen_t length = sizeof state;
-    return getsockopt(stream, IPPROTO_TCP, 11 /* TCP_INFO */, &state, &length) == 0 && state == 2 /* TCP_SYN_SENT */;
+    return getsockopt(stream, IPPROTO_TCP, TCP_INFO, &state, &length) == 0 && state == TCP_SYN_SENT;
 }
 
 static void set_up(void) {

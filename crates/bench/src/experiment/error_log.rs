@@ -80,13 +80,11 @@ impl LogEnds {
         NewMessages { daemon, kernel: self.read_new_of_kernel() }
     }
 
-    fn read_new_of_kernel(&self) -> io::Result<Vec<KernelMessage>> {
-        let mut kernel = read_kernel_messages()?;
-        if kernel.first().is_some_and(|oldest| oldest.sequence > self.kernel) {
-            return Err(io::Error::other("it has overwritten messages of the run"));
-        }
-        kernel.retain(|message| message.sequence >= self.kernel);
-        Ok(kernel)
+    fn read_new_of_kernel(&self) -> io::Result<NewKernelMessages> {
+        let mut messages = read_kernel_messages()?;
+        let is_incomplete = messages.first().is_some_and(|oldest| oldest.sequence > self.kernel);
+        messages.retain(|message| message.sequence >= self.kernel);
+        Ok(NewKernelMessages { messages, is_incomplete })
     }
 
     /// Searches the kernel's messages after these ends.
@@ -102,7 +100,15 @@ impl LogEnds {
 pub(super) struct NewMessages {
     /// Lines of the daemon's log.
     pub(super) daemon: io::Result<Vec<String>>,
-    pub(super) kernel: io::Result<Vec<KernelMessage>>,
+    pub(super) kernel: io::Result<NewKernelMessages>,
+}
+
+/// The kernel's messages of a run.
+#[derive(Debug, Default)]
+pub(super) struct NewKernelMessages {
+    pub(super) messages: Vec<KernelMessage>,
+    /// Whether the kernel has overwritten earlier messages of the run.
+    is_incomplete: bool,
 }
 
 impl NewMessages {
@@ -124,10 +130,13 @@ impl NewMessages {
 }
 
 impl LogErrors {
-    fn search_kernel(&mut self, messages: &io::Result<Vec<KernelMessage>>) {
+    fn search_kernel(&mut self, new: &io::Result<NewKernelMessages>) {
         const LOG: &str = "the kernel's log";
-        match messages {
-            Ok(messages) => {
+        match new {
+            Ok(NewKernelMessages { messages, is_incomplete }) => {
+                if *is_incomplete {
+                    self.unread.push(format!("{LOG} has overwritten messages of the run"));
+                }
                 let errors = messages.iter().filter(|message| message.is_error);
                 let texts: Vec<&str> = errors.map(|message| message.text.as_str()).collect();
                 self.found.extend(quote_errors(LOG, &texts));
@@ -194,7 +203,7 @@ impl KernelMessage {
 mod tests {
     use std::io;
 
-    use super::{KernelMessage, LogErrors, NewMessages, is_daemon_error, quote_errors};
+    use super::{KernelMessage, LogErrors, NewKernelMessages, NewMessages, is_daemon_error, quote_errors};
 
     #[test]
     fn a_log_that_cannot_be_read_is_a_fault_of_a_strict_run() {
@@ -205,7 +214,11 @@ mod tests {
             .add(NewMessages { daemon: Err(io::ErrorKind::NotFound.into()), kernel: denied() }.find_errors("n2", &[]));
         assert_eq!(errors.unread.len(), 2, "the kernel is the same: {errors:?}");
         assert_eq!((errors.faults(false).count(), errors.faults(true).count()), (1, 3));
-        let quiet = NewMessages { daemon: Ok(Vec::new()), kernel: Ok(Vec::new()) };
+        let message = KernelMessage::parse("3,12,99,-;bad page").unwrap();
+        let kernel = Ok(NewKernelMessages { messages: vec![message], is_incomplete: true });
+        let errors = NewMessages { daemon: Ok(Vec::new()), kernel }.find_errors("n1", &[]);
+        assert_eq!((errors.found.len(), errors.unread.len()), (1, 1), "what is left is searched: {errors:?}");
+        let quiet = NewMessages { daemon: Ok(Vec::new()), kernel: Ok(NewKernelMessages::default()) };
         assert_eq!(quiet.find_errors("n1", &[]), LogErrors::default());
     }
 

@@ -149,7 +149,7 @@ pub(crate) async fn run_host_observer(specification: &str) -> io::Result<()> {
     }
     let LogErrors { found: errors, unread: unread_logs } = messages.find_errors(&host, &[]);
     let daemon_log = last_lines(messages.daemon.unwrap_or_default());
-    let kernel = messages.kernel.unwrap_or_default();
+    let kernel = messages.kernel.unwrap_or_default().messages;
     let kernel_messages = last_lines(kernel.into_iter().map(|message| message.text).collect());
     let machine = MachineDescription::detect();
     let report = HostReport { host, machine, daemon_log, kernel_messages, errors, unread_logs, left };

@@ -29,8 +29,10 @@ const REMOVE_SCRIPT: &str = r#"rm -rf -- "$1" && rm -f -- "$2""#;
 const STATUS_FOREIGN: i32 = 3;
 
 impl RemoteHost {
-    /// Copies a file or directory of this machine to the absolute path `path`, unless the host has the same. It replaces only
-    /// what an earlier call has made. `owner` describes the coordinator in one line.
+    /// Copies a file or directory of this machine to the absolute path `path`, unless the host has the same. The call replaces
+    /// only the copy of an earlier call.
+    ///
+    /// `owner` is a line about the coordinator, for the marker.
     ///
     /// # Errors
     /// [`RemoteError::Foreign`]: the path has an object of others. The errors of [`Self::copy_file`] and

@@ -56,8 +56,8 @@ impl UndeployCluster {
             }
         }
         // The authority is last: until then, the others can still renew their certificates.
-        let (last, others): (Vec<_>, Vec<_>) = hosts.into_iter().partition(|host| host.is_authority);
-        outcomes.extend(join_all(others.into_iter().map(|host| self.remove(host, None))).await);
+        let last: Vec<_> = hosts.extract_if(.., |host| host.is_authority).collect();
+        outcomes.extend(join_all(hosts.into_iter().map(|host| self.remove(host, None))).await);
         let removed: Vec<String> =
             outcomes.iter().filter(|outcome| !outcome.has_failed()).map(|outcome| outcome.host.clone()).collect();
         outcomes.extend(join_all(last.into_iter().map(|host| self.remove(host, Some(&removed)))).await);
