@@ -169,6 +169,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_device_lock", |cluster| {
         refused(cluster, "refused_device_lock", &["fd 3", "fd 4", "lock", "release it first"]);
     }),
+    Test::shared("refused_childs_device_lock", |cluster| {
+        refused(cluster, "refused_childs_device_lock", &["fd 3", "lock", "release it first"]);
+    }),
     Test::shared("deleted_file_locks", |cluster| restored(cluster, "deleted_file_locks")),
     Test::shared("signal_driven_io", |cluster| restored(cluster, "signal_driven_io")),
     Test::shared("sealed_memfd", |cluster| restored(cluster, "sealed_memfd")),

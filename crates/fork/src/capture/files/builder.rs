@@ -8,9 +8,9 @@ use std::path::Path;
 
 use farfork_sys::fd_owner::{FdOwner, SignalTarget};
 use farfork_sys::pidfd;
-use farfork_sys::process::{FdInfo, TaskFd};
+use farfork_sys::process::{FdInfo, LockEntry, TaskFd};
 use farfork_wire::descriptor::{
-    FileDescriptor, FileLock, FileLockKind, FileOwner, FileStatus, FileVersion, MessageSender, MovedEpollTarget,
+    FileDescriptor, FileLock, FileOwner, FileStatus, FileVersion, MessageSender, MovedEpollTarget,
     OpenFile, OpenFileAttributes, PseudoTerminal, Socket, StandardStream,
 };
 
@@ -166,7 +166,7 @@ impl FileTableBuilder<'_> {
                 let is_duplicate =
                     is_own || self.process_files.descriptors.iter().any(|known| known.open_file == index);
                 if !is_duplicate && !self.are_inflight {
-                    self.add_process_locks(fd, info);
+                    self.add_locks(fd, info.process_locks());
                 }
                 index
             }
@@ -285,22 +285,20 @@ impl FileTableBuilder<'_> {
         self.or_refusal(fd, made.map_err(str::to_owned))
     }
 
-    /// Adds the locks on a known open file that belong to the process, not to the open file.
-    fn add_process_locks(&mut self, fd: &OpenFd, info: &FdInfo) {
+    /// Adds these locks on the file, or refuses them.
+    fn add_locks<'b>(&mut self, fd: &OpenFd, entries: impl Iterator<Item = &'b LockEntry>) {
         let holder = LockHolder::new(self.pids.pid, self.pids.profiles);
-        let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd, entry).ok());
-        self.process_files.locks.extend(locks.filter(|lock| lock.kind == FileLockKind::Posix));
-    }
-
-    /// Adds the locks and the signal recipient of a new open file.
-    fn add_locks_and_owner(&mut self, fd: &OpenFd, info: &FdInfo) {
-        let holder = LockHolder::new(self.pids.pid, self.pids.profiles);
-        for entry in &info.locks {
+        for entry in entries {
             match anon_inode::build_lock(holder, fd, entry) {
                 Ok(lock) => self.process_files.locks.push(lock),
                 Err(reason) => self.refusals.push(Refusal::new(fd_object(self.pids.pid, fd.number), reason)),
             }
         }
+    }
+
+    /// Adds the locks and the signal recipient of a new open file.
+    fn add_locks_and_owner(&mut self, fd: &OpenFd, info: &FdInfo) {
+        self.add_locks(fd, info.locks.iter());
         let Some(owner) = self.file_states.signal_owners.get(&fd.number) else { return };
         match self.pids.translate_owner(fd.number, owner) {
             Some(owner) => self.process_files.owners.push(owner),

@@ -116,13 +116,14 @@ impl RunningFileCheck {
     ) -> io::Result<Vec<String>> {
         let ProcessHandles { infos, process } = handles;
         let (identity, descriptor) = (fd.open_file_key(&info), TaskFd { pid: of.pid, fd: fd.number });
+        let holder = LockHolder::new(of.pid, of.profiles);
+        let lock_refusal = |entry| anon_inode::build_lock(holder, fd, entry).err();
         match self.index.find(identity, descriptor) {
-            Ok(_) => return Ok(Vec::new()),
+            Ok(known) if known.first.pid == of.pid => return Ok(Vec::new()),
+            Ok(_) => return Ok(info.process_locks().filter_map(lock_refusal).collect()),
             Err(position) => self.index.insert(identity, position, KnownOpenFile { first: descriptor, index: 0 }),
         }
-        let holder = LockHolder::new(of.pid, of.profiles);
-        let mut reasons: Vec<String> =
-            info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd, entry).err()).collect();
+        let mut reasons: Vec<String> = info.locks.iter().filter_map(lock_refusal).collect();
         if fd.has_shared_state() && (info.flags & O_ASYNC != 0 || fd.kind == FdKind::Socket) {
             let owner = states::read_signal_owner(fd.duplicate(process)?.as_fd(), info.flags)?;
             let threads = PidTranslation { pid: of.pid, profiles: of.profiles, inner_ids: &BTreeMap::new() };

@@ -153,6 +153,11 @@ impl FdInfo {
         Self::from_bytes(&read_once(&format!("/proc/{pid}/fdinfo/{number}"))?)
     }
 
+    /// The locks that belong to the process, not to the open file: each process that has the file open has its own.
+    pub fn process_locks(&self) -> impl Iterator<Item = &LockEntry> {
+        self.locks.iter().filter(|lock| lock.kind == LockKind::Posix)
+    }
+
     fn from_bytes(bytes: &[u8]) -> io::Result<Self> {
         Self::parse(str::from_utf8(bytes).map_err(|_| malformed("fdinfo"))?)
     }
