@@ -233,6 +233,9 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
     cpu_pin = cpu_pin.or_else(|| CpuPin::pin_to_busy(pid, times.stop / tree.processes.len() as u32));
     let mut paused_processes = pause_tree(&mut tree, &tids, options, &deadline, trace_lock, &mut times)?;
     let files = phase!("prepare.files", TreeFiles::read(&tree, &mut paused_processes));
+    // Children continue from these clocks. All timers were read before: a timer that had expired then has expired for a child,
+    // too, and no other one expires early.
+    let clocks = Clocks::now();
     let released = paused_processes.into_iter().map(PausedProcess::release);
     let (templates, mut released): (Vec<TemplateProcess>, Vec<ReleasedProcess>) =
         phase!("prepare.release", released.unzip());
@@ -249,7 +252,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         .filter_map(|one| one.outcome.cloned.discarded.take())
         .for_each(|mut clone| clone.kill(Some(trace_lock)));
     let mut rollback = CaptureRollback { templates, pages: injection_pages(&tree, &released), lock: trace_lock };
-    let (processes, shared) = read_templates(tree, released, &rollback.templates, files?, stopped_ns, &deadline)?;
+    let (processes, shared) = read_templates(tree, released, &rollback.templates, files?, PauseTimes { stopped_ns, clocks }, &deadline)?;
     times.total = started_at.elapsed();
     Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
 }
@@ -275,14 +278,22 @@ fn injection_pages(tree: &ProcessTree, released: &[ReleasedProcess]) -> Vec<(Inj
     released.iter().map(|one| one.outcome.pages.clone()).zip(syscalls).collect()
 }
 
-/// Before the reply, reads the state that can still cause a refusal, from all templates. `stopped_ns` is when all processes
-/// were stopped.
+/// Times of a pause.
+#[derive(Clone, Copy)]
+struct PauseTimes {
+    /// [`clock::file_time_ns`] when all processes were stopped.
+    stopped_ns: i64,
+    /// The clocks at the end of the pause.
+    clocks: Clocks,
+}
+
+/// Before the reply, reads the state that can still cause a refusal, from all templates.
 fn read_templates(
     tree: ProcessTree,
     released: Vec<ReleasedProcess>,
     templates: &[TemplateProcess],
     files: TreeFiles,
-    stopped_ns: i64,
+    pause: PauseTimes,
     deadline: &Deadline,
 ) -> Result<(Vec<CapturedProcess>, SharedTreeState), CaptureError> {
     let TreeFiles { processes: file_states, table: open_files, shared_copies, relations } = files;
@@ -292,7 +303,7 @@ fn read_templates(
     for (((tree_process, released), template), file_state) in members {
         let mut prepared = tree_process.prepared;
         held_files.merge(std::mem::take(&mut prepared.held_files));
-        processes.push(read_template(prepared, released, template, file_state, &shared_copies, deadline)?);
+        processes.push(read_template(prepared, released, template, file_state, &shared_copies, pause.clocks, deadline)?);
     }
     // The processes may have grown since their surveys.
     let size = processes
@@ -304,7 +315,7 @@ fn read_templates(
     relations
         .check_reapers(&list_reapers(&processes))
         .map_err(|refusals| CaptureError::refused(processes[0].survey.pid, refusals))?;
-    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations, stopped_ns }))
+    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations, stopped_ns: pause.stopped_ns }))
 }
 
 /// Returns for each process its inner id, and whether it adopts orphaned descendants (a subreaper, or pid 1).
@@ -321,6 +332,7 @@ fn read_template(
     template: &TemplateProcess,
     file_state: ProcessFileState,
     shared_copies: &SharedCopies,
+    clocks: Clocks,
     deadline: &Deadline,
 ) -> Result<CapturedProcess, CaptureError> {
     let ReleasedProcess { outcome: paused, snapshot } = released;
@@ -331,7 +343,6 @@ fn read_template(
     let PauseOutcome {
         extended_states,
         pages,
-        clocks,
         posix_timers: timers,
         filters,
         cloned,

@@ -9,7 +9,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::error::{CaptureError, Refusal};
@@ -25,7 +24,6 @@ use super::injection::thread_queries::{self, ThreadAnswers};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::ThreadExtendedState;
 use super::state::landlock::{self, DomainProbes};
-use super::state::pause_start::PauseStart;
 use super::state::process_root::ProcessRoot;
 use super::state::seccomp::{self, SeccompFilters};
 use super::state::timers::{self, ListedTimer};
@@ -121,7 +119,6 @@ pub(super) struct PauseOutcome {
     pub(super) file_states: Result<OpenFileStates, CaptureError>,
     pub(super) shared_copies: Result<SharedCopies, CaptureError>,
     pub(super) root: Result<ProcessRoot, CaptureError>,
-    pub(super) clocks: Clocks,
     pub(super) posix_timers: Result<Vec<PosixTimer>, CaptureError>,
     pub(super) filters: SeccompFilters,
     pub(super) cloned: CloneOutcome,
@@ -137,8 +134,6 @@ struct ThreadResults {
     tid_addresses: Vec<Option<u64>>,
     /// For each thread the script with its results, and the answers.
     slots: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Time from the start of the pause to the end of the scripts.
-    elapsed_ns: u64,
 }
 
 impl PauseOutcome {
@@ -149,7 +144,7 @@ impl PauseOutcome {
 
     /// Parses the threads' answers. Fails if one of their calls failed.
     pub(super) fn parse_answers(&self, snapshot: &ProcessSnapshot) -> Result<Vec<ThreadAnswers>, CaptureError> {
-        let ThreadResults { scripts, tid_addresses, slots, elapsed_ns } = &self.results;
+        let ThreadResults { scripts, tid_addresses, slots } = &self.results;
         let mut all = Vec::with_capacity(slots.len());
         let mut refusals = Vec::new();
         for (index, ((thread_script, (script, answers)), tid_address)) in
@@ -160,7 +155,7 @@ impl PauseOutcome {
                 call.check_result(tid, result)?;
                 refusals.extend(landlock::refuse_confined(snapshot.pid, tid, call, result));
             }
-            all.push(ThreadAnswers::parse((script, answers), index == 0, *tid_address, *elapsed_ns));
+            all.push(ThreadAnswers::parse((script, answers), index == 0, *tid_address));
         }
         if refusals.is_empty() { Ok(all) } else { Err(CaptureError::refused(snapshot.pid, refusals)) }
     }
@@ -174,7 +169,6 @@ pub(super) async fn run_pause(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
     injector: &mut Injector<'_>,
-    start: PauseStart,
     freeze: bool,
     times: &mut CaptureTimes,
 ) -> Result<PauseOutcome, CaptureError> {
@@ -192,7 +186,6 @@ pub(super) async fn run_pause(
         extended_states: &extended_states,
         pages: &pages,
         frame: frame.as_ref(),
-        start,
         makes_clone: !freeze,
     };
     let worked = run_work(stopped, prepared, &setup, injector, times).await;
@@ -211,7 +204,6 @@ pub(super) async fn run_pause(
         file_states,
         shared_copies,
         root,
-        clocks: start.clocks(),
         posix_timers,
         filters,
         cloned,
@@ -287,7 +279,6 @@ struct InjectionSetup<'a> {
     pages: &'a InjectionPages,
     /// The frame that protects the leader until its script starts.
     frame: Option<&'a SigreturnFrame>,
-    start: PauseStart,
     /// Whether the leader clones itself. Not in freeze mode.
     makes_clone: bool,
 }
@@ -325,13 +316,12 @@ async fn run_work(
         .filter_map(|one| unshared_threads::refuse_unshared_table(pid, one.tid))
         .collect();
     let Survey { fds, diagnosis, .. } = &prepared.survey;
-    let file_states = OpenFileStates::read(pid, fds, &prepared.daemon_sockets, diagnosis.as_ref(), setup.start);
+    let file_states = OpenFileStates::read(pid, fds, &prepared.daemon_sockets, diagnosis.as_ref());
     let shared_copies = copy_shared(prepared, file_states.as_ref().ok(), injector.deadline());
     let listed = timers::list_timers(pid);
     times.shared = lap.lap();
     let root = ProcessRoot::read(pid);
     injector.wait_scripts(&mut running, |_| true).await?;
-    let elapsed_ns = setup.start.elapsed_ns();
     let slots = pages
         .read_slots(scripts.len(), &prepared.mem)
         .map_err(CaptureError::reading(pid, "the answers of its threads"))?;
@@ -344,11 +334,11 @@ async fn run_work(
     times.clone = lap.lap();
     let timers = match listed {
         _ if !apart.is_empty() => Err(CaptureError::refused(pid, apart)),
-        Ok(listed) => read_posix_timers(stopped, prepared, &listed, setup.start, &mut runner).await,
+        Ok(listed) => read_posix_timers(stopped, prepared, &listed, &mut runner).await,
         Err(error) => Err(error),
     };
     Ok(PauseWork {
-        results: ThreadResults { scripts, tid_addresses, slots, elapsed_ns },
+        results: ThreadResults { scripts, tid_addresses, slots },
         file_states,
         shared_copies,
         root,
@@ -376,7 +366,6 @@ async fn read_posix_timers(
     stopped: &mut StopGuard,
     prepared: &PreparedProcess,
     listed: &[ListedTimer],
-    start: PauseStart,
     runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
@@ -392,7 +381,7 @@ async fn read_posix_timers(
     }
     let inner_id = |tid: i32| threads.get(&tid).copied();
     let leader = InjectionTarget::leader(&stopped.snapshot, survey, &prepared.mem);
-    let timers = timers::read_remaining(&leader, listed, inner_id, start, runner).await?;
+    let timers = timers::read_remaining(&leader, listed, inner_id, runner).await?;
     stopped.read_late_signals()?;
     Ok(timers)
 }

@@ -7,7 +7,6 @@ use super::files::OpenFileStates;
 use super::injection::injector::Injector;
 use super::pause::{self, PauseOutcome, PreparedProcess};
 use super::shared::SharedCopies;
-use super::state::pause_start::PauseStart;
 use super::state::process_root::ProcessRoot;
 use super::stop::stop_guard::{ProcessSnapshot, StopGuard};
 use super::tracer::deadline::Deadline;
@@ -75,11 +74,10 @@ pub(super) fn pause_tree(
     trace_lock: &TraceLock,
     times: &mut CaptureTimes,
 ) -> Result<Vec<PausedProcess>, CaptureError> {
-    let start = PauseStart::now();
     let taken = tree.processes.iter().zip(tids).map(|(one, tids)| StopGuard::new(one.pid(), tids));
     let mut stopped: Vec<StopGuard> =
         phase!("prepare.registers", taken.collect::<Vec<_>>()).into_iter().collect::<Result<_, _>>()?;
-    let setup = PauseSetup { start, freeze: options.freeze, executor: &PauseExecutor::new(tids, deadline) };
+    let setup = PauseSetup { freeze: options.freeze, executor: &PauseExecutor::new(tids, deadline) };
     let (mut all, mut failed) = (Vec::with_capacity(tids.len()), None);
     for (paused, own) in pause_processes(tree, &mut stopped, setup) {
         times.add_pause(&own);
@@ -106,7 +104,6 @@ pub(super) fn pause_tree(
 /// Values that the pauses of all processes of a tree share.
 #[derive(Clone, Copy)]
 struct PauseSetup<'a> {
-    start: PauseStart,
     freeze: bool,
     executor: &'a PauseExecutor<'a>,
 }
@@ -149,7 +146,7 @@ fn pause_processes(tree: &mut ProcessTree, stopped: &mut [StopGuard], setup: Pau
 async fn pause_process(prepared: &mut PreparedProcess, stopped: &mut StopGuard, setup: PauseSetup<'_>) -> TimedPause {
     let mut injector = Injector::with_executor(prepared.survey.pid, prepared.survey.syscall_address, setup.executor);
     let mut times = CaptureTimes::default();
-    let paused = pause::run_pause(stopped, prepared, &mut injector, setup.start, setup.freeze, &mut times).await;
+    let paused = pause::run_pause(stopped, prepared, &mut injector, setup.freeze, &mut times).await;
     stopped.add_withheld(&mut injector.withheld_signals);
     (paused, times)
 }

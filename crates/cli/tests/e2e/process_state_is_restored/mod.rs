@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("interval_timers", |cluster| restored(cluster, "interval_timers")),
     Test::shared("posix_timers", |cluster| restored(cluster, "posix_timers")),
     Test::shared("timers_of_ending_threads", |cluster| restored(cluster, "timers_of_ending_threads")),
+    Test::shared("timerfd_ticks", |cluster| restored(cluster, "timerfd_ticks")),
     Test::shared("timerfd", |cluster| restored(cluster, "timerfd")),
     Test::shared("refused_timerfd", |cluster| {
         refused(cluster, "refused_timerfd", &["fd 3", "TFD_TIMER_CANCEL_ON_SET"]);

@@ -15,7 +15,6 @@ use super::states::FdStateSource;
 use super::{FdKind, OpenFd, OpenFileStates, ProcessFiles, fd_object};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
-use crate::capture::state::pause_start::PauseStart;
 use crate::capture::state::tree_root::TreeRoot;
 
 /// This process's copies of files in flight, with the state that must be read in the pause.
@@ -57,13 +56,12 @@ impl OpenFileStates {
         &mut self,
         pid: i32,
         diagnosis: Option<&SockDiag>,
-        start: PauseStart,
     ) -> io::Result<()> {
         let mut known = 0;
         while known < self.inflight_fds().len() {
             let own = std::process::id().cast_signed();
             let (links, infos) = (FdDirectory::open_copied_links(pid)?, FdDirectory::open_infos(own)?);
-            let source = FdStateSource { pid: own, infos: &infos, diagnosis, start };
+            let source = FdStateSource { pid: own, infos: &infos, diagnosis };
             let numbers = self.inflight_fds();
             known = numbers.len();
             let mut contents = self.inflight.file_states.take().unwrap_or_default();

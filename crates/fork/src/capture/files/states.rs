@@ -18,7 +18,6 @@ use super::sockets::{self, SocketContents};
 use super::terminal::{self, ProcessTerminalEnd, TerminalEnd};
 use super::{DaemonSockets, FdKind, O_ACCMODE, O_WRONLY, OpenFd};
 use crate::capture::error::CaptureError;
-use crate::capture::state::pause_start::{PauseStart, add_elapsed};
 
 /// The state of a pipe in the pause.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,7 +70,6 @@ pub(super) struct FdStateSource<'a> {
     pub(super) infos: &'a FdDirectory,
     /// Set if the process has sockets whose peers only sock_diag(7) shows.
     pub(super) diagnosis: Option<&'a SockDiag>,
-    pub(super) start: PauseStart,
 }
 
 /// The links to a process's open files, opened when first needed.
@@ -109,13 +107,12 @@ impl OpenFileStates {
         surveyed: &[OpenFd],
         sockets: &DaemonSockets,
         diagnosis: Option<&SockDiag>,
-        start: PauseStart,
     ) -> Result<Self, CaptureError> {
         let mut contents = Self::default();
         let unread = || CaptureError::reading(pid, "the open files");
         let infos = FdDirectory::open_infos(pid).map_err(unread())?;
         let numbers = infos.numbers().map_err(unread())?;
-        let source = FdStateSource { pid, infos: &infos, diagnosis, start };
+        let source = FdStateSource { pid, infos: &infos, diagnosis };
         let mut links = LazyFdLinks::new(pid);
         for number in numbers {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
@@ -134,7 +131,7 @@ impl OpenFileStates {
         }
         // A socket that was opened since the survey has no socket diagnosis: the process must be surveyed again.
         let unread = |error| super::read_error(pid, "the files in flight in its sockets".to_owned(), error);
-        contents.read_inflight(pid, diagnosis, start).map_err(unread)?;
+        contents.read_inflight(pid, diagnosis).map_err(unread)?;
         Ok(contents)
     }
 
@@ -145,7 +142,7 @@ impl OpenFileStates {
 
     /// Reads the state of a file. `info` was read just before. Returns the `fdinfo` that belongs to the state.
     pub(super) fn read_fd(&mut self, source: &FdStateSource<'_>, fd: &OpenFd, mut info: FdInfo) -> io::Result<FdInfo> {
-        let FdStateSource { pid, infos, diagnosis, start } = *source;
+        let FdStateSource { pid, infos, diagnosis } = *source;
         if !fd.has_shared_state() {
             return Ok(info);
         }
@@ -153,8 +150,6 @@ impl OpenFileStates {
             // timerfd_gettime(2) makes the kernel update the number of expirations in `fdinfo`.
             timerfd_gettime(self.duplicate_fd(pid, fd)?)?;
             info = infos.info(fd.number)?;
-            let elapsed_ns = start.elapsed_ns();
-            info.timer.iter_mut().for_each(|timer| timer.left_ns = add_elapsed(timer.left_ns, elapsed_ns));
         }
         // Skip a pipe whose number was reused since its link was read.
         let is_pipe = matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && fd.inode == info.inode;
@@ -356,11 +351,11 @@ mod tests {
             let link = format!("{kind:?}").into_bytes();
             let before = [OpenFd { link, kind, inode: now.inode + 1, ..now.clone() }];
             let refusals = super::super::refuse_open_files(pid, TreeRoot::find(pid).unwrap(), &before);
-            (OpenFileStates::read(pid, &before, &DaemonSockets::default(), None, PauseStart::now()), refusals)
+            (OpenFileStates::read(pid, &before, &DaemonSockets::default(), None), refusals)
         };
         let outcomes = [FdKind::Pipe, FdKind::Socket, FdKind::TimerFd, FdKind::TerminalMaster].map(outcome_if_it_was);
         let known =
-            OpenFileStates::read(pid, std::slice::from_ref(&now), &DaemonSockets::default(), None, PauseStart::now());
+            OpenFileStates::read(pid, std::slice::from_ref(&now), &DaemonSockets::default(), None);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         for (read, refusals) in outcomes.into_iter().chain([(known, Ok(Vec::new()))]) {

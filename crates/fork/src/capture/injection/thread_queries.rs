@@ -174,12 +174,11 @@ const fn interval_timer_offset(which: usize) -> u64 {
 
 impl ThreadAnswers {
     /// Parses a thread's finished script and its answers. `tid_address` is the clear_child_tid address, if it needed no
-    /// call. `elapsed_ns` is the time from the start of the pause to the end of the script.
+    /// call.
     pub(in crate::capture) fn parse(
         (script, bytes): (&[u8], &[u8]),
         is_leader: bool,
         tid_address: Option<u64>,
-        elapsed_ns: u64,
     ) -> Self {
         let of_leader = |call: usize| if is_leader { script::result_of(script, call) } else { 0 };
         Self {
@@ -188,7 +187,7 @@ impl ThreadAnswers {
             is_tsc_forbidden: !is_leader
                 && script::result_of(script, TSC_MODE_INDEX) == 0
                 && parse_tsc_forbidden(bytes, TSC_MODE_OFFSET as usize),
-            interval_timers: if is_leader { parse_interval_timers(bytes, elapsed_ns) } else { Vec::new() },
+            interval_timers: if is_leader { parse_interval_timers(bytes) } else { Vec::new() },
             parent_death_signal: if is_leader { read_word(bytes, DEATH_SIGNAL_OFFSET as usize) as u32 } else { 0 },
             personality: script::result_of(script, PERSONALITY_INDEX) as u32,
             memory_policy: (!is_leader && script::result_of(script, MEMORY_POLICY_INDEX) == 0)
@@ -201,8 +200,8 @@ impl ThreadAnswers {
     }
 }
 
-fn parse_interval_timers(bytes: &[u8], elapsed_ns: u64) -> Vec<IntervalTimer> {
-    let timer = |which| timers::parse_interval_timer(which, bytes, interval_timer_offset(which) as usize, elapsed_ns);
+fn parse_interval_timers(bytes: &[u8]) -> Vec<IntervalTimer> {
+    let timer = |which| timers::parse_interval_timer(which, bytes, interval_timer_offset(which) as usize);
     (0..TIMERS_COUNT).filter_map(timer).collect()
 }
 

@@ -8,7 +8,6 @@ pub(super) mod landlock;
 pub(super) mod local_descriptors;
 pub(super) mod namespaces;
 pub(super) mod node_root;
-pub(super) mod pause_start;
 pub(super) mod proc_link;
 pub(super) mod process_root;
 pub(super) mod seccomp;

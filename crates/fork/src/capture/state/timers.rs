@@ -12,7 +12,6 @@ use crate::capture::injection::injector::InjectedCall;
 use crate::capture::injection::pages::SLOTS_BYTES_MIN;
 use crate::capture::injection::script::{self, ENTRY_BYTES, TRAILER_ENTRIES, read_word};
 use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
-use crate::capture::state::pause_start::{PauseStart, add_elapsed};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
@@ -126,11 +125,6 @@ impl ListedTimer {
             _ => None,
         }
     }
-
-    /// Whether the timer's clock advances while the process is stopped.
-    fn advances_in_pause(&self) -> bool {
-        self.clock >= 0 && self.clock != PROCESS_CPU_CLOCK
-    }
 }
 
 /// Whether a process has a thread.
@@ -138,18 +132,17 @@ fn is_thread(pid: i32, tid: i32) -> bool {
     Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
 }
 
-/// Queries the time that each timer had left at the start of the pause. The leader has made its other calls. `inner_id` translates a thread's id to the process's own namespace.
+/// Queries the time that each timer has left. The leader has made its other calls. `inner_id` translates a thread's id to
+/// the process's own namespace.
 pub(in crate::capture) async fn read_remaining(
     leader: &InjectionTarget<'_>,
     listed: &[ListedTimer],
     inner_id: impl Fn(i32) -> Option<u32>,
-    start: PauseStart,
     runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let mut timers = Vec::with_capacity(listed.len());
     for some in listed.chunks(TIMERS_PER_SCRIPT) {
         let slot = run_query_script(leader, some, runner).await?;
-        let elapsed_ns = start.elapsed_ns();
         for (index, timer) in some.iter().enumerate() {
             let changed = || CaptureError::Unstable { pid: leader.pid, what: format!("POSIX timer {}", timer.id) };
             if script::result_of(&slot, index) != 0 {
@@ -162,10 +155,7 @@ pub(in crate::capture) async fn read_remaining(
                 // Its signals reach no thread, not even a later one with the same id.
                 None => (0, 0),
             };
-            let mut time = parse_time(&slot, TIMER_ANSWERS_OFFSET + index * TIME_BYTES, 1);
-            // CPU time did not advance in the pause.
-            let elapsed_ns = if timer.advances_in_pause() { elapsed_ns } else { 0 };
-            time.remaining_ns = add_elapsed(time.remaining_ns, elapsed_ns);
+            let time = parse_time(&slot, TIMER_ANSWERS_OFFSET + index * TIME_BYTES, 1);
             let (clock, value) = (timer.clock as u32, timer.value);
             timers.push(PosixTimer { id: timer.id, clock, value, signal, tid, time });
         }
@@ -198,19 +188,13 @@ async fn run_query_script(
 }
 
 /// Parses an interval timer (`struct itimerval`). Returns `None` if it is not armed. A timer that has expired counts as
-/// armed if it is rearmed when its signal is delivered. `elapsed_ns`: time from the start of the pause to the query.
-pub(in crate::capture) fn parse_interval_timer(
-    which: usize,
-    bytes: &[u8],
-    at: usize,
-    elapsed_ns: u64,
-) -> Option<IntervalTimer> {
-    /// ITIMER_REAL. The other two count CPU time, which does not advance in the pause.
-    const REAL_TIMER: usize = 0;
+/// armed if it is rearmed when its signal is delivered.
+pub(in crate::capture) fn parse_interval_timer(which: usize, bytes: &[u8], at: usize) -> Option<IntervalTimer> {
     let mut time = parse_time(bytes, at, NS_PER_US);
-    let elapsed_ns = if which == REAL_TIMER { elapsed_ns } else { 0 };
-    // The kernel has rounded the time left down.
-    time.remaining_ns = add_elapsed(time.remaining_ns, elapsed_ns.saturating_add(NS_PER_US));
+    if time.remaining_ns > 0 {
+        // The kernel has rounded the time left down.
+        time.remaining_ns = time.remaining_ns.saturating_add(NS_PER_US);
+    }
     (time != TimerSpec::default()).then_some(IntervalTimer { which: which as u32, time })
 }
 
