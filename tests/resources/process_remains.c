@@ -1,6 +1,6 @@
-/* Ended and stopped children: four have ended without being waited for, one of them with a core, and one with another exit
- * signal than SIGCHLD; one is stopped; and one is orphaned and then adopted by the process, a subreaper. The child gets no
- * repeated signals about them, and keeps a pending signal of the same number. */
+/* Ended and stopped children: five have ended without being waited for, one of them with a core, one with another exit
+ * signal than SIGCHLD, and one without an exit signal; one is stopped; and one is orphaned and then adopted by the
+ * process, a subreaper. The child gets no repeated signals about them, and keeps a pending signal of the same number. */
 #include "resource.h"
 
 #include <sys/prctl.h>
@@ -13,7 +13,7 @@ static struct {
     int was_continued;
 } *shared;
 
-static pid_t pids[COUNT], cloned;
+static pid_t pids[COUNT], cloned, silent;
 static volatile sig_atomic_t told, told_before;
 static int is_dumped;
 
@@ -86,6 +86,9 @@ static void set_up(void) {
     REQUIRE((cloned = (pid_t)syscall(SYS_clone, SIGUSR1, NULL, NULL, NULL, 0)) >= 0);
     if (cloned == 0) _exit(3);
     REQUIRE(COMES_TRUE(told == 1 && state_of(cloned) == 'Z'));
+    REQUIRE((silent = (pid_t)syscall(SYS_clone, 0, NULL, NULL, NULL, 0)) >= 0);
+    if (silent == 0) _exit(4);
+    REQUIRE(COMES_TRUE(state_of(silent) == 'Z'));
     for (int which = EXITED; which <= PARENT; which++) {
         REQUIRE((pids[which] = fork()) >= 0);
         if (pids[which] == 0) live(which);
@@ -114,6 +117,7 @@ static void check(void) {
     REQUIRE(sigtimedwait(&exit_signal, NULL, &at_once) == -1, "the exit signal is repeated");
     REQUIRE(told == told_before, "%d signals about children, before %d", (int)told, (int)told_before);
     REQUIRE(waitpid(cloned, &status, __WCLONE) == cloned && WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    REQUIRE(waitpid(silent, &status, __WCLONE) == silent && WIFEXITED(status) && WEXITSTATUS(status) == 4);
     REQUIRE(prctl(PR_GET_CHILD_SUBREAPER, &subreaper) == 0 && subreaper == 1);
     REQUIRE(state_of(pids[EXITED]) == 'Z' && state_of(pids[KILLED]) == 'Z');
     REQUIRE(getpgid(pids[KILLED]) == pids[KILLED] && getpgid(pids[EXITED]) == getpgrp());

@@ -165,7 +165,7 @@ fn advice_for(call: &str) -> &'static str {
             "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork(2); otherwise use `--freeze`, which makes no clone"
         }
         "mmap" => {
-            "; the process must be able to map some 200 KiB more: see its limit of address space (`prlimit --as`) and vm.max_map_count"
+            "; the process must be able to map some 200 KiB more: see its limits of address space and data (`prlimit --as --data`) and vm.max_map_count"
         }
         _ => "",
     }

@@ -20,7 +20,7 @@ use super::state::auxiliary_vector::AuxiliaryVector;
 use super::state::namespaces::{self, NamespacePolicy};
 use super::state::proc_link::read_proc_link;
 use super::state::tree_root::{self, TreeRoot};
-use super::state::{seccomp, time_namespace, timers, unshared_threads, user_namespace};
+use super::state::{children_namespaces, seccomp, timers, unshared_threads, user_namespace};
 use super::stop::{freezer, inexact_waits, interrupted_calls, tracers, vfork};
 use super::volume_objects;
 
@@ -363,7 +363,7 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
     if !is_own_request && is_32_bit(pid) {
         return refuse("it is a 32-bit program".to_owned());
     }
-    user_namespace::refusal(pid).into_iter().chain(time_namespace::refusal(pid)).collect()
+    user_namespace::refusal(pid).into_iter().chain(children_namespaces::refusal(pid)).collect()
 }
 
 /// Reads the class in the ELF header of the executable. An unreadable header counts as 64-bit: the stop also detects 32-bit

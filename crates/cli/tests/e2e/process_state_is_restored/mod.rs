@@ -91,6 +91,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_time_namespace", |cluster| {
         refused(cluster, "refused_time_namespace", &["time namespace", "CLONE_NEWTIME"]);
     }),
+    Test::shared("refused_pid_namespace", |cluster| {
+        refused(cluster, "refused_pid_namespace", &["pid namespace", "CLONE_NEWPID"]);
+    }),
+    Test::shared("refused_threads_pid_namespace", |cluster| {
+        refused(cluster, "refused_threads_pid_namespace", &["thread", "pid namespace"]);
+    }),
     Test::shared("refused_users", |cluster| refused(cluster, "refused_users", &["user namespace"])),
     Test::shared("pidfd_of_a_child", |cluster| restored(cluster, "pidfd_of_a_child")),
     Test::shared("shared_memory_of_processes", |cluster| restored(cluster, "shared_memory_of_processes")),

@@ -2,6 +2,7 @@
 
 pub(super) mod attributes;
 pub(super) mod auxiliary_vector;
+pub(super) mod children_namespaces;
 pub(super) mod glibc;
 pub(super) mod inherited_state;
 pub(super) mod landlock;
@@ -11,7 +12,6 @@ pub(super) mod node_root;
 pub(super) mod proc_link;
 pub(super) mod process_root;
 pub(super) mod seccomp;
-pub(super) mod time_namespace;
 pub(super) mod timers;
 pub(super) mod tree_root;
 pub(super) mod unshared_threads;

@@ -14,8 +14,8 @@ const TABLES: [(SharedResource, &str); 2] = [
     (SharedResource::FileSystem, "it has a root and a current directory of its own (unshare(2), CLONE_FS)"),
 ];
 
-/// Namespaces that a thread can enter while it keeps its directory.
-const NAMESPACES: [&str; 3] = ["net", "ipc", "uts"];
+/// Namespaces that a thread can enter, or make for its children, while it keeps its directory.
+const NAMESPACES: [&str; 5] = ["net", "ipc", "uts", "pid_for_children", "time_for_children"];
 
 /// Refuses threads of a running process that have their own tables or namespaces. Omits threads that end during the call.
 pub(in crate::capture) fn refuse_unshared_threads(pid: i32, tids: impl Iterator<Item = i32>) -> Vec<Refusal> {
@@ -38,9 +38,15 @@ pub(in crate::capture) fn refuse_unshared_table(pid: i32, tid: i32) -> Option<Re
 
 fn refuse_own_namespace(pid: i32, common: &[Option<PathBuf>], tid: i32) -> Option<Refusal> {
     let own = read_namespaces(tid);
-    let is_own = |at: &usize| matches!((&common[*at], &own[*at]), (Some(all), Some(own)) if all != own);
+    // No link of a thread that ends can be read. That of a pid namespace without processes cannot either.
+    let is_alive = own[0].is_some();
+    let is_own = |at: &usize| is_alive && common[*at].is_some() && own[*at] != common[*at];
     let name = NAMESPACES[(0..NAMESPACES.len()).find(is_own)?];
-    Some(thread_refusal(pid, tid, &format!("it is in another {name} namespace than the other threads")))
+    let difference = match name.strip_suffix("_for_children") {
+        Some(kind) => format!("its children get another {kind} namespace than those of the other threads"),
+        None => format!("it is in another {name} namespace than the other threads"),
+    };
+    Some(thread_refusal(pid, tid, &difference))
 }
 
 fn read_namespaces(tid: i32) -> [Option<PathBuf>; NAMESPACES.len()] {

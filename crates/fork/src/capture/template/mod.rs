@@ -101,7 +101,7 @@ impl TemplateClone {
         options: usize,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
-        let pid = injector.wait_clone().await?;
+        let pid = injector.wait_clone().await.inspect_err(|_| kill_running_clones(parent))?;
         ptrace::set_options(pid, ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD | options)
             .map_err(CaptureError::tracing("set the options of template", pid))?;
         // The clone runs only for injected calls, for which this thread waits, so raise its priority. Failure is harmless.
@@ -256,6 +256,18 @@ impl Drop for TemplateClone {
     /// Tries to reap it only once: a capture that fails may still hold the parent's lock, and keep the parent stopped.
     fn drop(&mut self) {
         self.kill_and_reap(None, KILL_LIMIT, 1);
+    }
+}
+
+/// Kills the clones of a process that this thread traces and that have not stopped. The first process of a pid namespace does not
+/// stop, for example. It would run when this thread ends.
+fn kill_running_clones(parent: i32) {
+    let tracer = rustix::thread::gettid().as_raw_pid();
+    let is_clone = |pid: &i32| ProcStatus::read(*pid).is_ok_and(|status| status.tracer == tracer);
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    for clone in children.filter(is_clone).filter_map(Pid::from_raw) {
+        let _ = kill_process(clone, Signal::KILL);
     }
 }
 

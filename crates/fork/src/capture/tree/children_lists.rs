@@ -1,13 +1,15 @@
 //! The children of a process, as the kernel lists them: one list per thread, with the children that it forked. The lists are
 //! opened while the process runs, and read again when it is stopped.
 //!
-//! Templates of seeds are children, too, and are skipped: only they have no exit signal and are traced.
+//! Templates of seeds are children, too, and are skipped: only they have no exit signal and are traced. A template ends by SIGKILL,
+//! and a child without an exit signal that was killed so counts as one.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
 use farfork_sys::process::{ProcStat, ProcStatus};
+use rustix::process::Signal;
 
 use super::main_thread;
 use crate::capture::error::CaptureError;
@@ -123,7 +125,11 @@ pub(super) fn inspect_child(id: i32) -> io::Result<Option<ListedChild>> {
         'X' => return Ok(None),
         _ => false,
     };
-    if stat.exit_signal == 0 && (has_ended || ProcStatus::read(id).is_ok_and(|status| status.tracer != 0)) {
+    let is_template = || match has_ended {
+        true => stat.exit_code == Signal::KILL.as_raw() as u32,
+        false => ProcStatus::read(id).is_ok_and(|status| status.tracer != 0),
+    };
+    if stat.exit_signal == 0 && is_template() {
         return Ok(None);
     }
     if !has_ended {
