@@ -12,7 +12,7 @@ pub(crate) const TESTS: &[Test] = &[
         other_processor(|mask| mask | UNNAMED, &["XCR0 bit 40", "no space"])
     }),
     Test::alone("a_processor_with_less_state_is_refused_and_not_chosen", || {
-        other_processor(|mask| mask & !AVX, &["state that this node lacks"])
+        other_processor(|mask| mask & !AVX, &["state that this node lacks (AVX"])
     }),
 ];
 

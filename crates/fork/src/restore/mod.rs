@@ -159,15 +159,19 @@ pub enum RestoreError {
     },
     /// The CPU lacks state components of the parent's registers.
     #[error(
-        "the seed's CPU has state that this node lacks (components {wanted:#x}, {wanted_bytes} bytes; here {found:#x}, {found_bytes}): fork it to a node with the same CPU features"
+        "the seed's CPU has state that this node lacks ({missing}): fork it to a node with the same CPU features"
     )]
     MissingCpuState {
-        /// XCR0 at the origin.
-        wanted: u64,
+        /// State components, by name.
+        missing: String,
+    },
+    /// The CPU saves the same state components in another size.
+    #[error(
+        "the seed's CPU saves its state in {wanted_bytes} bytes, and this node's in {found_bytes}: fork it to a node with the same CPU features"
+    )]
+    OtherCpuStateSize {
         /// Bytes of state at the origin.
         wanted_bytes: u32,
-        /// XCR0 here.
-        found: u64,
         /// Bytes of state here.
         found_bytes: u32,
     },

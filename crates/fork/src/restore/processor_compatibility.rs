@@ -13,14 +13,12 @@ pub(super) fn check_processor(origin: &Origin, node: &LocalNode) -> Result<(), R
         state: ExtendedState { xcr0: origin.xcr0, bytes: origin.xstate_bytes },
         features: origin.cpu_features,
     };
-    let found = node.processor.state;
     node.processor.mismatch(&began_on).map_or(Ok(()), |mismatch| {
         Err(match mismatch {
-            ProcessorMismatch::MissingState => RestoreError::MissingCpuState {
-                wanted: origin.xcr0,
+            ProcessorMismatch::MissingState(names) => RestoreError::MissingCpuState { missing: names.join(", ") },
+            ProcessorMismatch::OtherStateSize => RestoreError::OtherCpuStateSize {
                 wanted_bytes: origin.xstate_bytes,
-                found: found.xcr0,
-                found_bytes: found.bytes,
+                found_bytes: node.processor.state.bytes,
             },
             ProcessorMismatch::SurplusState(names) => RestoreError::SurplusCpuState { surplus: names.join(", ") },
             ProcessorMismatch::MissingInstructions(names) => {
@@ -89,7 +87,7 @@ mod tests {
         }
         let mut other = node;
         other.processor.state.bytes -= 64;
-        assert!(matches!(check_processor(&origin, &other), Err(RestoreError::MissingCpuState { .. })));
+        assert!(matches!(check_processor(&origin, &other), Err(RestoreError::OtherCpuStateSize { .. })));
     }
 
     /// glibc determines the size of its XSAVE area once, when a program starts. On a CPU with one more component, XSAVE

@@ -19,8 +19,10 @@ pub struct ProcessorFeatures {
 /// Why a program cannot continue here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessorMismatch {
-    /// State components that the program's registers need are not enabled here, or the state has another size.
-    MissingState,
+    /// State components, by name, that the program's registers need and that are not enabled here.
+    MissingState(Vec<String>),
+    /// The state has the same components, and another size.
+    OtherStateSize,
     /// State components, by name, for which the buffer of the program's own XSAVE has no room.
     SurplusState(Vec<String>),
     /// Instruction sets, by name, that the program may use and this processor lacks.
@@ -52,15 +54,16 @@ impl ProcessorFeatures {
     /// vendor chooses the order of the components: if two processors have the same components but different sizes, the
     /// components are at different offsets.
     pub fn mismatch(&self, origin: &Self) -> Option<ProcessorMismatch> {
-        if origin.state.xcr0 & !self.state.xcr0 != 0 {
-            return Some(ProcessorMismatch::MissingState);
+        let missing = origin.state.xcr0 & !self.state.xcr0;
+        if missing != 0 {
+            return Some(ProcessorMismatch::MissingState(component_names(missing)));
         }
         let surplus = self.state.xcr0 & !origin.state.xcr0;
         if surplus != 0 {
             return Some(ProcessorMismatch::SurplusState(component_names(surplus)));
         }
         if origin.state.bytes != self.state.bytes {
-            return Some(ProcessorMismatch::MissingState);
+            return Some(ProcessorMismatch::OtherStateSize);
         }
         let mut missing = origin.features;
         missing.iter_mut().zip(self.features).for_each(|(wanted, found)| *wanted &= !found);
