@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo install install-bench check test test-fresh test-long test-machines bench setup setup-program
+.PHONY: help demo install install-bench check test test-fresh test-long test-machines test-machines-emulated bench setup setup-program
 
 export FARFORK_CACHE ?= $(HOME)/.cache/farfork
 export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target$(subst /,-,$(CURDIR))
@@ -24,6 +24,7 @@ help:
 	@echo 'make test-fresh tests as on a machine that was just installed: an empty /run, /tmp, /var/lib and home (root)'
 	@echo 'make test-long the long tests, which make test leaves out (root; an hour or more)'
 	@echo 'make test-machines  tests between machines with kernels, clocks and files of their own (root; ten minutes, first half an hour)'
+	@echo 'make test-machines-emulated  forks between stock kernels and processors that differ, emulated (root; half an hour)'
 	@echo 'make bench     what a fork costs, beside floors and a published reference (root; takes five minutes)'
 	@echo 'make setup     install the system and Python packages of the tests; demo and install need fewer (root)'
 
@@ -60,6 +61,9 @@ test-long: preflight-test setup
 
 test-machines: preflight-test setup
 	@tests/machines/run.sh
+
+test-machines-emulated: preflight-test setup
+	@tests/machines/run.sh --emulated
 
 bench: preflight-bench setup
 	@cargo xtask bench

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 import guide
+from emulated_guest import EmulatedGuest
 from guests import Guest, Network
 
 # Set by `run.sh`: the program, and the kernel and the images of the guests.
 PROGRAM = Path(os.environ["FARFORK_PROGRAM"])
 GUESTS = Path(os.environ["FARFORK_GUESTS"])
+# `run.sh --emulated` runs only these tests.
+collect_ignore = [] if "FARFORK_EMULATED" in os.environ else ["test_emulated.py"]
 # Two releases of Debian, so that libc and all other files differ.
 RELEASES = {"a": "bookworm", "b": "trixie"}
 
@@ -29,12 +32,20 @@ def ssh_key(tmp_path_factory):
 class Pair:
     """Two guests, `a` and `b`, in a network of their own. They reach each other by ssh."""
 
-    def __init__(self, network, directory, ssh_key, clock_offset_s=0):
+    def __init__(self, network, directory, ssh_key, clock_offset_s=0, emulated=None):
+        """`emulated` has the kernel and the processor of each guest, if these are emulated."""
         self.network, self.ssh_key = network, ssh_key
-        self.guests = [
-            Guest(GUESTS / "kernel/linux", GUESTS / f"{release}.img", name, number, network, directory)
-            for number, (name, release) in enumerate(RELEASES.items(), 1)
-        ]
+        images = {name: GUESTS / f"{release}.img" for name, release in RELEASES.items()}
+        if emulated is None:
+            self.guests = [
+                Guest(GUESTS / "kernel/linux", image, name, number, network, directory)
+                for number, (name, image) in enumerate(images.items(), 1)
+            ]
+        else:
+            self.guests = [
+                EmulatedGuest(*machine, ssh_key, image, name, number, network, directory)
+                for number, (machine, (name, image)) in enumerate(zip(emulated, images.items()), 1)
+            ]
         self.a, self.b = self.guests
         self.a.boot()
         self.b.boot(clock_offset_s)
@@ -47,7 +58,7 @@ class Pair:
     def _start_sshd(self, guest):
         guest.write("~/.ssh/id_ed25519", self.ssh_key.read_bytes())
         guest.write("~/.ssh/authorized_keys", self.ssh_key.with_suffix(".pub").read_bytes())
-        guest.run("mkdir -p /run/sshd && /usr/sbin/sshd")
+        guest.run("[[ -e /run/sshd.pid ]] || { mkdir -p /run/sshd && /usr/sbin/sshd; }")
 
     def other(self, guest):
         return self.b if guest is self.a else self.a

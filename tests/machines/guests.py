@@ -13,7 +13,6 @@ import subprocess
 import time
 from pathlib import Path
 
-BOOT_LIMIT_S = 60
 # The guests are a day ahead, so that the files of their images are old even if a test sets a clock back.
 CLOCK_AHEAD_S = 24 * 3600
 MEMORY = "1G"
@@ -62,10 +61,15 @@ class Network:
 class Guest:
     """A machine. `name` is its host name, `number` the last part of its address, and `image` its root file system."""
 
+    boot_limit_s = 60
+    # By which time limits of this file and of tests are multiplied.
+    slowness = 1
+
     def __init__(self, kernel, image, name, number, network, directory):
         self.name, self.network = name, network
         self.address = f"10.0.0.{number}"
-        self._kernel, self._image, self._number = kernel, image, number
+        self._kernel, self._image = kernel, image
+        self._mac = f"02:00:00:00:00:{number:02x}"
         self._directory = Path(directory) / name
         self.control = self._directory / "control"
         self._log = self._directory / "log"
@@ -81,24 +85,30 @@ class Guest:
 
     def boot(self, clock_offset_s=0):
         """Starts the machine, and waits until its agent runs. Its clock differs from the other guests' by `clock_offset_s`."""
-        for file in self.control.iterdir():
-            file.unlink()
-        arguments = {
-            "mem": MEMORY, "ncpus": 2, "seccomp": "on",
-            "ubd0": f"{self._directory}/layer,{self._image}", "root": "/dev/ubda", "init": "/init",
-            "umid": self.name, "uml_dir": f"{self._directory}/uml",
-            "vec0:transport": f"tap,ifname={self._tap},depth=64,mac=02:00:00:00:00:{self._number:02x}",
-            "con": "null", "con0": "null,fd:1", "ssl": "null",
-            "guest": self.name, "address": self.address, "shared": self.control,
-            "clock": int(time.time() + CLOCK_AHEAD_S + clock_offset_s),
-        }
-        line = [str(self._kernel), "rw", "quiet", *(f"{name}={value}" for name, value in arguments.items())]
+        clock = int(time.time() + CLOCK_AHEAD_S + clock_offset_s)
+        parameters = {"init": "/init", "guest": self.name, "address": self.address, "clock": clock}
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *self.network.command(*line)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "TMPDIR": "/dev/shm"}, start_new_session=True,
+                ["setpriv", "--pdeathsig", "KILL", *self.network.command(*self._boot_command(parameters))],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, "TMPDIR": "/dev/shm"}, start_new_session=True,
             )
-        wait_until(f"{self.name} boots", BOOT_LIMIT_S, lambda: b"GUEST IS UP" in self._log.read_bytes() or self._require_running())
+        wait_until(f"{self.name} boots", self.boot_limit_s, lambda: self._is_up() or self._require_running())
+
+    def _boot_command(self, parameters):
+        """The command that runs the machine. The parameters are for the kernel, which passes them to `guest/init`."""
+        for file in self.control.iterdir():
+            file.unlink()
+        parameters |= {
+            "mem": MEMORY, "ncpus": 2, "seccomp": "on",
+            "ubd0": f"{self._directory}/layer,{self._image}", "root": "/dev/ubda",
+            "umid": self.name, "uml_dir": f"{self._directory}/uml",
+            "vec0:transport": f"tap,ifname={self._tap},depth=64,mac={self._mac}", "device": "vec0",
+            "con": "null", "con0": "null,fd:1", "ssl": "null", "shared": self.control,
+        }
+        return [str(self._kernel), "rw", "quiet", *(f"{name}={value}" for name, value in parameters.items())]
+
+    def _is_up(self):
+        return b"GUEST IS UP" in self._log.read_bytes()
 
     def _require_running(self):
         if self._process is None or self._process.poll() is not None:
@@ -153,6 +163,7 @@ class Guest:
 
     def wait_for(self, what, script, is_reached, limit_s=60):
         """Runs a script until it succeeds with an output that fulfils the condition. Returns that output."""
+        limit_s *= self.slowness
         end = time.monotonic() + limit_s
         while True:
             status, output = self.try_run(script)

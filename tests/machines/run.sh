@@ -2,8 +2,9 @@
 # Runs the tests on machines that really differ. Builds what they need first: the guests' kernel (4 to 11 minutes), their root
 # file systems, and the program. `make test-machines` calls it.
 #
-# usage: run.sh [ARGUMENT OF PYTEST...]
+# usage: run.sh [--emulated] [ARGUMENT OF PYTEST...]
 #
+# With --emulated, the guests have stock kernels and emulated processors, and other tests run (`make test-machines-emulated`).
 # FARFORK_CACHE keeps the kernel and the root file systems. FARFORK_PROGRAM is the program to test.
 set -euo pipefail
 
@@ -19,7 +20,15 @@ command -v mmdebstrap >/dev/null || apt-get install --yes --quiet --quiet --no-i
 bytes_free=$(df --output=avail --block-size=1 "$cache" | tail --lines=1)
 [[ -x $guests/kernel/linux || $bytes_free -gt 6000000000 ]] || fail "needs 6 GB of disk space in $cache"
 
-"$here/kernel/build.sh" "$guests/kernel"
+tests=$here
+if [[ ${1:-} == --emulated ]]; then
+    shift
+    export FARFORK_EMULATED=1
+    tests=$here/test_emulated.py
+    "$here/emulated/build.sh" "$guests/emulated"
+else
+    "$here/kernel/build.sh" "$guests/kernel"
+fi
 for release in bookworm trixie; do
     "$here/guest/build.sh" "$guests" "$release"
 done
@@ -28,4 +37,4 @@ if [[ -z ${FARFORK_PROGRAM:-} ]]; then
     FARFORK_PROGRAM=$CARGO_TARGET_DIR/release/farfork
 fi
 export FARFORK_PROGRAM FARFORK_GUESTS=$guests
-exec "${FARFORK_PYTHON:-python3}" -m pytest --quiet -p no:cacheprovider --rootdir="$here" --durations=0 --durations-min=1 "$here" "$@"
+exec "${FARFORK_PYTHON:-python3}" -m pytest --quiet -p no:cacheprovider --rootdir="$here" --durations=0 --durations-min=1 "$tests" "$@"

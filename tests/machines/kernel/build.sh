@@ -11,18 +11,13 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here target=$1
 readonly package=linux-source-7.3
 readonly tools=(flex bison m4 libfl2 bc)
+# shellcheck source=tests/machines/packages.sh
+source "$here/../packages.sh"
 
-# Unpacks packages of Debian into directories: the kernel's source is in a later release than the tools.
+# Unpacks packages into directories: the kernel's source is in a later release than the tools.
 unpack_packages() {
-    local apt=$target/apt mirror
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' | grep --invert-match security | head --lines=1)
-    mkdir --parents "$apt"/{etc/preferences.d,etc/apt.conf.d,lists/partial,cache/archives/partial}
-    printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' \
-        "$mirror" bookworm "$mirror" trixie-backports >"$apt/etc/sources.list"
-    printf 'Dir::Etc "%s";\nDir::State::lists "%s";\nDir::Cache "%s";\nAPT::Sandbox::User "root";\n' \
-        "$apt/etc" "$apt/lists" "$apt/cache" >"$apt/apt.conf"
-    export APT_CONFIG=$apt/apt.conf
-    apt-get --quiet --quiet update
+    local apt=$target/apt
+    use_releases "$apt" bookworm trixie-backports
     (cd "$apt" && apt-get --quiet --quiet download "$package" "${tools[@]}")
     for file in "$apt"/*.deb; do
         case ${file##*/} in
