@@ -256,20 +256,43 @@ fn drop_reachable(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<ControlA
 /// Drops a volume. `silent` are nodes that are not asked, and keep their replicas.
 fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName, silent: &[NodeName]) -> Result<(), String> {
     let record = node.record(name).map_err(|error| error.to_string())?;
-    let (key, state) = (VolumeKey { name: name.clone(), id: record.id }, record.state);
-    wait_unmounted(node, &key, &record, silent)?;
-    let record = set_state(node, &key, VolumeState::Dropping)?;
+    let key = VolumeKey { name: name.clone(), id: record.id };
+    match drop_record(node, &key, &record, silent) {
+        // The command of another caller has dropped the volume meanwhile.
+        Err(_) if is_gone(node, &key) => Ok(()),
+        dropped => dropped,
+    }
+}
+
+fn drop_record(
+    node: &Arc<OffloadNode>,
+    key: &VolumeKey,
+    record: &VolumeRecord,
+    silent: &[NodeName],
+) -> Result<(), String> {
+    let name = &key.name;
+    wait_unmounted(node, key, record, silent)?;
+    let StateChange { record, replaced } = set_state(node, key, VolumeState::Dropping)?;
     // A client may have begun to mount before this change. Later ones are refused.
-    if let Err(reason) = wait_unmounted(node, &key, &record, silent) {
-        if state == VolumeState::Ready {
-            set_state(node, &key, VolumeState::Ready)?;
+    if let Err(reason) = wait_unmounted(node, key, &record, silent) {
+        // The command of another caller that has made the change may remove the replicas already.
+        if replaced == Some(VolumeState::Ready) {
+            set_state(node, key, VolumeState::Ready)?;
         }
         return Err(reason);
     }
     let replicas: Vec<NodeName> = record.replicas.into_iter().filter(|replica| !silent.contains(replica)).collect();
-    remove_replicas(node, &key, &replicas).map_err(|reason| {
+    remove_replicas(node, key, &replicas).map_err(|reason| {
         format!("volume {name} is not dropped yet: {reason}; then run `farfork volume drop {name}` again")
     })
+}
+
+/// Whether the catalog has no such volume any more.
+fn is_gone(node: &OffloadNode, key: &VolumeKey) -> bool {
+    match node.record(&key.name) {
+        Ok(record) => record.id != key.id,
+        Err(error) => matches!(error, ReplicaError::UnknownVolume(_)),
+    }
 }
 
 /// Waits until no node has a client of the volume. The mount of a silent node ends by itself.
@@ -329,16 +352,23 @@ fn remove_replicas(node: &Arc<OffloadNode>, key: &VolumeKey, replicas: &[NodeNam
     }
 }
 
-fn set_state(node: &OffloadNode, key: &VolumeKey, state: VolumeState) -> Result<VolumeRecord, String> {
+/// A record with a state.
+struct StateChange {
+    record: VolumeRecord,
+    /// The state that was replaced; none if the record had the new one already.
+    replaced: Option<VolumeState>,
+}
+
+fn set_state(node: &OffloadNode, key: &VolumeKey, state: VolumeState) -> Result<StateChange, String> {
+    let mut replaced = None;
     let changed = update_volume(&*node.catalog, &key.name, |record| {
         let is_changed = record.id == key.id && record.state != state;
-        if is_changed {
-            record.state = state;
-        }
+        replaced = is_changed.then(|| std::mem::replace(&mut record.state, state));
         is_changed
     });
-    let record = changed.map_err(|error| error.to_string())?;
-    record.filter(|record| record.id == key.id).ok_or_else(|| format!("volume {} is gone", key.name))
+    let record = changed.map_err(|error| error.to_string())?.filter(|record| record.id == key.id);
+    let record = record.ok_or_else(|| ReplicaError::UnknownVolume(key.name.clone()).to_string())?;
+    Ok(StateChange { record, replaced })
 }
 
 fn call<C: TypedCall>(node: &OffloadNode, to: &NodeName, request: &C::Request) -> Result<C::Reply, String> {

@@ -118,3 +118,26 @@ fn reason_of_check_during_drop(cluster: &TestCluster) -> String {
         failure(checking.join().unwrap())
     })
 }
+
+/// Both commands end with success, or the later one finds no volume. Nothing of the volume remains.
+#[test]
+fn two_drops_at_the_same_time_both_have_a_clear_result() {
+    let cluster = TestCluster::start();
+    for _ in 0..ATTEMPTS {
+        cluster.create_volume(&NODES);
+        drop(TestClient::attach(&cluster.store("n2")));
+        let (cluster, request) = (&cluster, &ControlRequest::Drop(cluster.volume_key().0.name));
+        let answers = thread::scope(|scope| {
+            let dropping = NODES.map(|node| scope.spawn(move || cluster.control(node, request)));
+            dropping.map(|dropping| dropping.join().unwrap())
+        });
+        let is_clear = |answer: &ControlAnswer| match answer {
+            ControlAnswer::Done => true,
+            ControlAnswer::Failed(reason) => reason.contains("volume data does not exist"),
+            _ => false,
+        };
+        assert!(answers.iter().all(is_clear) && answers.contains(&ControlAnswer::Done), "{answers:?}");
+        assert_eq!(cluster.state(), None);
+        assert!(NODES.iter().all(|node| !cluster.store(node).join("data").exists()));
+    }
+}

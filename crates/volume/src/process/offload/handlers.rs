@@ -323,8 +323,18 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
     }
     node.check_unused(key).map_err(|error| error.to_string())?;
     // Held during the removal, so that no client begins to use the files.
-    let Some(_lock) = directory.lock_client(UNMOUNTED_LOCK_WAIT).map_err(failed)? else {
-        return Err(format!("node {}: volume {} is mounted: unmount it first", node.name, key.name));
+    let lock = match directory.lock_client(UNMOUNTED_LOCK_WAIT) {
+        // Another command has removed the replica just now.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        lock => lock.map_err(failed)?,
+    };
+    let Some(_lock) = lock else {
+        let (node_name, name) = (&node.name, &key.name);
+        return Err(if node.is_being_removed(key) {
+            format!("node {node_name}: another command removes its replica of volume {name}")
+        } else {
+            format!("node {node_name}: volume {name} is mounted: unmount it first")
+        });
     };
     node.remove_replica(key, || {
         // A `replace` may have given the replica to this node in the meantime.
@@ -363,6 +373,7 @@ pub(super) fn has_client(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<boo
     match directory.try_lock_client() {
         // The replica was removed just now.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        lock => Ok(lock.map_err(|error| error.to_string())?.is_none()),
+        // `DropReplica` has the lock while it removes the replica.
+        lock => Ok(lock.map_err(|error| error.to_string())?.is_none() && !node.is_being_removed(key)),
     }
 }

@@ -233,6 +233,12 @@ impl OffloadNode {
         self.find_open(&self.lock_volumes(), &key.name, key.id)
     }
 
+    /// Whether the replica with this id is closed, and its directory is being removed. Does not wait while a replica is opened.
+    pub(super) fn is_being_removed(&self, key: &VolumeKey) -> bool {
+        let volumes = self.volumes.try_lock();
+        volumes.is_ok_and(|volumes| self.find_open(&volumes, &key.name, key.id).is_err())
+    }
+
     /// As `volume`, for a request of another node. The id in the request must match. Reads the catalog only if the replica is
     /// not open.
     pub(super) fn volume_of(self: &Arc<Self>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
