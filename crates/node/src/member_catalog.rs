@@ -10,7 +10,7 @@ use std::time::Duration;
 use farfork_cluster::catalog::{
     Catalog, CatalogError, CatalogLocation, CatalogReference, MemberRecord, RosterRecord, claim_catalog,
 };
-use farfork_trust::{AuthenticatedPeer, Credentials, CredentialsError, Identity};
+use farfork_trust::{AuthenticatedPeer, Credentials, CredentialsError, Identity, RosterError};
 use farfork_wire::NodeName;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -27,8 +27,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 enum MemberCatalogError {
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    #[error("its roster is not valid: {0}")]
-    Roster(#[from] CredentialsError),
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    #[error(
+        "{place}: {cause}: delete it, and a node that runs writes its roster again; if only this node refuses it, join the cluster again"
+    )]
+    Roster { place: String, cause: RosterError },
 }
 
 /// The part of the catalog about the cluster itself.
@@ -109,7 +113,7 @@ impl MemberCatalog {
         let records = self.catalog.read_cluster()?;
         if let Some(roster) = &records.roster {
             // Before any address is used: a revoked node must not be trusted.
-            self.credentials.install_roster(&roster.bytes)?;
+            self.credentials.install_roster(&roster.bytes).map_err(|error| self.roster_error(error))?;
         }
         self.write_roster(records.roster.as_ref())?;
         let own = self.peers.membership().own_member().clone();
@@ -127,6 +131,16 @@ impl MemberCatalog {
             }
         }
         Ok(addresses)
+    }
+
+    /// A roster that is not valid is the fault of the catalog, not of a file of this node.
+    fn roster_error(&self, error: CredentialsError) -> MemberCatalogError {
+        match error {
+            CredentialsError::ReceivedRoster(cause) => {
+                MemberCatalogError::Roster { place: self.location.roster_place(), cause }
+            }
+            error => error.into(),
+        }
     }
 
     /// Writes this node's roster, if the catalog has another one. That one is older, because a newer one was installed before.

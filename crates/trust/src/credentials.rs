@@ -61,7 +61,7 @@ pub enum CredentialsError {
     /// The trust directory cannot be used.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// A file of the trust directory is invalid, or a roster from another member is.
+    /// A file of the trust directory is invalid.
     #[error("{}: {cause}; join the cluster again", path.display())]
     InvalidContent {
         /// The file.
@@ -69,6 +69,9 @@ pub enum CredentialsError {
         /// The problem.
         cause: String,
     },
+    /// A roster from another member is invalid.
+    #[error("the received roster is not valid: {0}")]
+    ReceivedRoster(RosterError),
 }
 
 /// The credentials in force.
@@ -174,7 +177,7 @@ impl Credentials {
         let (current, _) = self.0.directory.read_roster()?;
         match current.verify_successor(bytes) {
             Err(RosterError::Stale) => Ok(false),
-            Err(error) => Err(content_error(&self.0.directory.roster_path(), &error)),
+            Err(error) => Err(CredentialsError::ReceivedRoster(error)),
             Ok(_) => {
                 self.0.directory.write_roster(bytes)?;
                 self.reload_if_changed(true);

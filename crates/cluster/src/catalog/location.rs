@@ -50,6 +50,14 @@ impl CatalogLocation {
         })
     }
 
+    /// The name of the roster in the store, for messages.
+    pub fn roster_place(&self) -> String {
+        match self {
+            Self::File(path) => format!("`cluster.roster` of the file {}", path.display()),
+            Self::Etcd(location) => format!("the key {}/roster", location.prefix),
+        }
+    }
+
     /// The path of a catalog in a file.
     pub fn file(&self) -> Option<&Path> {
         match self {

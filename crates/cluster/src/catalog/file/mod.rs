@@ -255,7 +255,9 @@ impl Catalog for FileCatalog {
         let ClusterDocument { identity, members, roster } = self.read_document()?.cluster;
         let decode = |roster: RosterDocument| match pem::parse(roster.text) {
             Ok(pem) => Ok(RosterRecord { revision: roster.revision, bytes: pem.into_contents() }),
-            Err(error) => Err(self.format_error(format!("its roster is damaged: {error}"))),
+            Err(error) => Err(self.format_error(format!(
+                "`cluster.roster` is damaged: {error}: delete it, and a node that runs writes its roster again"
+            ))),
         };
         Ok(ClusterRecords { cluster: identity, members, roster: roster.map(decode).transpose()? })
     }
