@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use farfork_sys::pidfd;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::{Cluster, scratch, wait};
 use crate::test::Test;
@@ -33,10 +33,10 @@ fn replaced_etcd() {
     let file = directory.path().join("catalog.json");
     let file = file.to_str().expect("a path of the test");
     let exported = cluster.first().json(&["volume", "export-catalog", file]);
-    assert_eq!(exported, json!({ "file": file, "volumes": ["data"], "catalog_failure": null }));
+    assert_eq!(exported, json!({ "file": file, "volumes": ["data"], "catalog_failure": null, "damaged": [] }));
     cluster.first().run_failing(&["volume", "export-catalog", file]).require_mentions(&["catalog.json", "exists"]);
     let import = || cluster.first().json(&["volume", "import-catalog", file]);
-    assert_eq!(import(), json!({ "written": [], "present": ["data"] }));
+    assert_eq!(import(), json!({ "written": [], "present": ["data"], "damaged": [] }));
     write_in_turns(&cluster, "before");
     let earlier = scratch::directory();
     let mount = VolumeMount::new(&cluster, 1, "data", earlier.path());
@@ -54,7 +54,7 @@ fn replaced_etcd() {
     (0..2).for_each(|node| cluster.restart_daemon(node));
     cluster.wait_until_all_are_alive();
     assert_eq!(cluster.first().json(&["volume", "ls"]), json!({ "volumes": [] }));
-    assert_eq!(import(), json!({ "written": ["data"], "present": [] }));
+    assert_eq!(import(), json!({ "written": ["data"], "present": [], "damaged": [] }));
     let is_live = || cluster.first().run(&["volume", "ls"]).stdout.contains("n1,n2").then_some(());
     wait::wait_until("the nodes serve the volume again", SETTLE_LIMIT, is_live);
     let mount = VolumeMount::new(&cluster, 1, "data", directory.path());
@@ -138,16 +138,32 @@ fn damaged_record() {
     let table = cluster.first().run(&["volume", "ls"]).stdout;
     assert!(table.contains("damaged") && table.contains("farfork volume import-catalog FILE data"), "{table}");
 
+    // The other record is exported and imported. The damaged one is named.
+    let rest = directory.path().join("rest.json");
+    let rest = rest.to_str().expect("a path of the test");
+    let exported = cluster.first().run(&["volume", "export-catalog", rest, "--json"]);
+    assert_eq!(exported.status.code(), Some(3), "{}", exported.stderr);
+    let document: Value = serde_json::from_str(&exported.stdout).expect("a document");
+    assert_eq!((&document["volumes"], &document["damaged"][0]["volume"]), (&json!(["other"]), &json!("data")));
+    assert!(exported.stderr.contains("record of volume data is damaged"), "{}", exported.stderr);
+    let restored = cluster.first().json(&["volume", "import-catalog", rest, "other"]);
+    assert_eq!(restored, json!({ "written": [], "present": ["other"], "damaged": [] }));
+
     let import = ["volume", "import-catalog", file];
+    let partial = cluster.first().run(&import);
+    assert_eq!(partial.status.code(), Some(3), "{}", partial.stderr);
+    assert!(partial.stdout.contains("in the catalog already: other"), "{}", partial.stdout);
     cluster.first().run_failing(&import).require_mentions(&[
         "record of volume data",
         "damaged",
         "import-catalog FILE data",
     ]);
+    let missing = cluster.first().run_failing(&["volume", "import-catalog", "/dev/shm/none/catalog.json"]);
+    missing.require_mentions(&["/dev/shm/none/catalog.json does not exist", "export-catalog"]);
     let unknown = cluster.first().run_failing(&[import.as_slice(), &["none"]].concat());
     unknown.require_mentions(&["no record of volume none", "data, other"]);
     let restored = cluster.first().json(&[import.as_slice(), &["data"]].concat());
-    assert_eq!(restored, json!({ "written": ["data"], "present": [] }));
+    assert_eq!(restored, json!({ "written": ["data"], "present": [], "damaged": [] }));
     let mount = VolumeMount::new(&cluster, 1, "data", directory.path());
     write_synced(&mount.path("file"), b"acknowledged");
     mount.end();

@@ -102,6 +102,9 @@ impl FromStr for CatalogLocation {
         if !members.iter().all(|member| is_address(member)) {
             return Err(invalid(text, "each member must be HOST:PORT, separated by commas"));
         }
+        if prefix.chars().any(|part| part.is_control()) {
+            return Err(invalid(text, "the prefix must not have control characters"));
+        }
         let prefix = match prefix.trim_end_matches('/') {
             "" => DEFAULT_PREFIX.to_owned(),
             prefix => prefix.to_owned(),
@@ -147,7 +150,8 @@ impl fmt::Display for EtcdLocation {
 /// Whether a text is `HOST:PORT`.
 fn is_address(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
-    !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0)
+    let is_printable = |part: char| !part.is_control() && !part.is_whitespace();
+    !host.is_empty() && host.chars().all(is_printable) && port.parse::<u16>().is_ok_and(|port| port != 0)
 }
 
 fn invalid(text: &str, reason: &'static str) -> CatalogError {
@@ -188,6 +192,10 @@ mod tests {
         assert!(reason_of("etcd://h").contains("HOST:PORT"));
         assert!(reason_of("etcd://h:1,,g:2").contains("HOST:PORT"));
         assert!(reason_of("etcd://h:99999").contains("HOST:PORT"));
+        for text in ["etcd://h:1/p\n", "etcd://h:1/a\tb", "etcd://h:1/\u{1b}[2J"] {
+            assert!(reason_of(text).contains("control characters"), "{text:?}");
+        }
+        assert!(reason_of("etcd://h\n:1").contains("HOST:PORT"));
         assert!(reason_of("etcd://me:secret@h:1").contains("credentials=DIRECTORY"));
         assert!(reason_of("etcd://h:1/p?user=me").contains("credentials=DIRECTORY"));
     }

@@ -33,6 +33,17 @@ pub use transfer::{DamagedRecordPolicy, ImportError, ImportSummary, import_volum
 
 /// Maximum length of a volume's name, in bytes.
 pub const VOLUME_NAME_BYTES_MAX: usize = 48;
+/// Maximum number of replicas of a volume.
+pub const REPLICAS_MAX: usize = 16;
+/// Smallest size of a client's log, in bytes.
+pub const LOG_BYTES_MIN: u64 = 8 << 20;
+/// Largest size of a client's log, in bytes.
+pub const LOG_BYTES_MAX: u64 = 2 << 30;
+/// A log has whole pages.
+const LOG_PAGE_BYTES: u64 = 4096;
+/// No volume reaches this epoch or this term. The next one of a larger value could not be represented.
+const EPOCH_MAX: u64 = 1 << 62;
+const TERM_MAX: u32 = 1 << 31;
 
 /// All contents of a catalog.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -306,6 +317,7 @@ fn record_damage(record: &VolumeRecord) -> Option<&'static str> {
     let joins_wrongly = |node: &NodeName| record.chain.contains(node) || !has_replica(node);
     let checks = [
         (record.replicas.is_empty() || has_duplicates(&record.replicas), "`replicas` is empty, or names a node twice"),
+        (record.replicas.len() > REPLICAS_MAX, "`replicas` has more than 16 nodes"),
         (record.chain.is_empty() || has_duplicates(&record.chain), "`chain` is empty, or names a node twice"),
         (!record.chain.iter().all(has_replica), "`chain` names a node that is not in `replicas`"),
         (
@@ -319,9 +331,22 @@ fn record_damage(record: &VolumeRecord) -> Option<&'static str> {
             record.writer.is_some_and(|writer| usize::from(writer) >= record.clients.len()),
             "`writer` is not in `clients`",
         ),
-        (record.log_bytes == 0, "`log_bytes` is 0"),
+        (
+            !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&record.log_bytes)
+                || !record.log_bytes.is_multiple_of(LOG_PAGE_BYTES),
+            "`log_bytes` is not 8 MiB to 2 GiB in whole pages",
+        ),
+        (record.epoch > EPOCH_MAX || record.term > TERM_MAX, "`epoch` or `term` is larger than any volume reaches"),
     ];
     checks.into_iter().find_map(|(is_damaged, reason)| is_damaged.then_some(reason))
+}
+
+/// Logs the damaged records, unless the contents that were read before have the same.
+fn warn_of_new_damage(earlier: Option<&CatalogContents>, contents: &CatalogContents) {
+    let is_known = earlier.map_or(contents.damaged.is_empty(), |earlier| earlier.damaged == contents.damaged);
+    if !is_known {
+        tracing::warn!(damaged = ?contents.damaged, "the records of some volumes cannot be read");
+    }
 }
 
 fn has_duplicates(names: &[NodeName]) -> bool {

@@ -1,15 +1,19 @@
 //! Copies records of volumes from one catalog to another, with a file between them: `farfork volume export-catalog` and
 //! `import-catalog`, for an etcd that is gone for good.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeRecord, VolumeState, record_damage};
+use super::{
+    Catalog, CatalogContents, CatalogError, DamagedRecord, VolumeName, VolumeRecord, VolumeState, record_damage,
+};
 
-/// Whether an import replaces a record in the catalog that cannot be read.
+/// What an import does with a record in the catalog that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DamagedRecordPolicy {
-    /// Refuse the import.
-    Refuse,
+    /// Keep the record, and name it.
+    Keep,
     /// Replace the record.
     Replace,
 }
@@ -21,6 +25,8 @@ pub struct ImportSummary {
     pub written: Vec<VolumeName>,
     /// Volumes whose records were in the catalog already.
     pub present: Vec<VolumeName>,
+    /// Volumes whose records in the catalog cannot be read, and were kept.
+    pub damaged: BTreeMap<VolumeName, DamagedRecord>,
 }
 
 /// Why nothing, or not everything, was imported.
@@ -71,11 +77,15 @@ pub fn import_volumes(
         if let Some(reason) = record_damage(record) {
             return Err(ImportError::Invalid { name: name.clone(), reason });
         }
-        if let (Some(damaged), DamagedRecordPolicy::Replace) = (present.damaged.get(name), policy) {
-            writes.push((name, VolumeRecord { revision: damaged.revision, ..record.clone() }));
+        if let Some(damaged) = present.damaged.get(name) {
+            if policy == DamagedRecordPolicy::Replace {
+                writes.push((name, VolumeRecord { revision: damaged.revision, ..record.clone() }));
+            } else {
+                summary.damaged.insert(name.clone(), damaged.clone());
+            }
             continue;
         }
-        let revision = match present.volume(name)? {
+        let revision = match present.volumes.get(name) {
             None => 0,
             Some(present) if present.id != record.id => return Err(ImportError::OtherVolume(name.clone())),
             Some(present) if is_same(present, record) => {
@@ -132,11 +142,11 @@ mod tests {
         assert!(FileCatalog::create(&file, &contents(old.clone())).is_err(), "an existing file");
         let read = FileCatalog::new(&file).read().unwrap();
         assert_eq!(
-            import_volumes(&catalog, &read, DamagedRecordPolicy::Refuse).unwrap().written,
+            import_volumes(&catalog, &read, DamagedRecordPolicy::Keep).unwrap().written,
             std::slice::from_ref(&name)
         );
         assert_eq!(
-            import_volumes(&catalog, &read, DamagedRecordPolicy::Refuse).unwrap().present,
+            import_volumes(&catalog, &read, DamagedRecordPolicy::Keep).unwrap().present,
             std::slice::from_ref(&name)
         );
 
@@ -154,5 +164,22 @@ mod tests {
         assert_eq!(catalog.read().unwrap().volumes[&name].epoch, 5);
         import(VolumeRecord { epoch: 6, ..old }).unwrap();
         assert_eq!(catalog.read().unwrap().volumes[&name].epoch, 6);
+    }
+
+    #[test]
+    fn a_damaged_record_stops_no_other_import() {
+        let directory = tempfile::tempdir().unwrap();
+        let (data, other) = (volume_name("data"), volume_name("other"));
+        let path = directory.path().join("catalog");
+        let catalog = FileCatalog::new(&path);
+        catalog.write_volume(&data, &new_record()).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("\"epoch\": 1", "\"epoch\": \"x\"")).unwrap();
+        let volumes = [&data, &other].map(|name| (name.clone(), new_record())).into();
+        let imported = CatalogContents { volumes, ..CatalogContents::default() };
+        let kept = import_volumes(&catalog, &imported, DamagedRecordPolicy::Keep).unwrap();
+        assert_eq!(kept.written, [other]);
+        assert!(kept.damaged[&data].reason.contains("catalog"), "{kept:?}");
+        assert_eq!(import_volumes(&catalog, &imported, DamagedRecordPolicy::Replace).unwrap().written, [data]);
     }
 }

@@ -1,5 +1,7 @@
 //! Converts the state of volumes, as the offload process reports it, to messages of the API.
 
+use std::collections::BTreeMap;
+
 use farfork_api::v1;
 use farfork_cluster::catalog::{DamagedRecord, Durability, VolumeName, VolumeRecord, VolumeState};
 use farfork_volume::process::{
@@ -42,7 +44,11 @@ pub(super) fn volume_message(name: &VolumeName, record: &VolumeRecord) -> v1::Vo
     }
 }
 
-pub(super) fn damaged_volume_message(name: &VolumeName, record: &DamagedRecord) -> v1::Volume {
+pub(super) fn damaged_volume_messages(damaged: &BTreeMap<VolumeName, DamagedRecord>) -> Vec<v1::Volume> {
+    damaged.iter().map(|(name, record)| damaged_volume_message(name, record)).collect()
+}
+
+fn damaged_volume_message(name: &VolumeName, record: &DamagedRecord) -> v1::Volume {
     v1::Volume {
         name: name.to_string(),
         state: v1::VolumeState::Damaged.into(),

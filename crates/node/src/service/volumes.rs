@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 
 use super::stream::spawn_stream;
 use super::volume_messages::{
-    check_report_message, damaged_volume_message, durability_of, status_message, volume_message,
+    check_report_message, damaged_volume_messages, durability_of, status_message, volume_message,
 };
 use crate::auth::Caller;
 use crate::node::Node;
@@ -80,8 +80,7 @@ pub(super) async fn list(node: &Arc<Node>) -> Result<v1::ListVolumesResponse, Fa
     call_offload(node, |offload| match offload.query(ALL_VOLUMES, &ControlRequest::List)? {
         ControlAnswer::Volumes(list) => {
             let volumes = list.volumes.iter().map(|(name, record)| volume_message(name, record));
-            let damaged = list.damaged.iter().map(|(name, record)| damaged_volume_message(name, record));
-            let mut volumes: Vec<v1::Volume> = volumes.chain(damaged).collect();
+            let mut volumes: Vec<v1::Volume> = volumes.chain(damaged_volume_messages(&list.damaged)).collect();
             volumes.sort_by(|one, other| one.name.cmp(&other.name));
             Ok(v1::ListVolumesResponse { volumes })
         }
@@ -168,7 +167,8 @@ pub(super) async fn export_catalog(node: &Arc<Node>) -> Result<v1::ExportCatalog
     call_offload(node, |offload| match offload.query(CATALOG, &ControlRequest::ExportCatalog)? {
         ControlAnswer::Catalog(exported) => {
             let contents = serde_json::to_vec(&exported.contents).map_err(catalog_failure)?;
-            Ok(v1::ExportCatalogResponse { contents, catalog_failure: exported.failure.unwrap_or_default() })
+            let damaged = damaged_volume_messages(&exported.damaged);
+            Ok(v1::ExportCatalogResponse { contents, catalog_failure: exported.failure.unwrap_or_default(), damaged })
         }
         answer => Err(unexpected_answer(CATALOG, &answer)),
     })
@@ -180,13 +180,14 @@ pub(super) async fn import_catalog(
     request: v1::ImportCatalogRequest,
 ) -> Result<v1::ImportCatalogResponse, Failure> {
     let contents: CatalogContents = serde_json::from_slice(&request.contents).map_err(catalog_failure)?;
-    let damaged = if request.replaces_damaged { DamagedRecordPolicy::Replace } else { DamagedRecordPolicy::Refuse };
+    let damaged = if request.replaces_damaged { DamagedRecordPolicy::Replace } else { DamagedRecordPolicy::Keep };
     let request = ControlRequest::ImportCatalog(CatalogImport { contents, damaged });
     let to_names = |names: Vec<VolumeName>| names.into_iter().map(String::from).collect();
     call_offload(node, move |offload| match offload.request(CATALOG, &request)? {
         ControlAnswer::Imported(summary) => {
             let (written, present) = (to_names(summary.written), to_names(summary.present));
-            Ok(v1::ImportCatalogResponse { written, present })
+            let damaged = damaged_volume_messages(&summary.damaged);
+            Ok(v1::ImportCatalogResponse { written, present, damaged })
         }
         answer => Err(unexpected_answer(CATALOG, &answer)),
     })

@@ -5,6 +5,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::record::{DATA_BYTES_MAX, PAGE_BYTES};
 
+/// Limits of a ring. In the smallest one, the largest record fits several times, so that publishing and appending overlap. The
+/// largest one bounds the time of a replay, which reads the unpublished part of the ring.
+pub use farfork_cluster::catalog::{LOG_BYTES_MAX, LOG_BYTES_MIN};
+const _: () = assert!(LOG_BYTES_MIN == 4 * DATA_BYTES_MAX as u64);
+
 /// File offset of the ring.
 pub const RING_OFFSET: u64 = PAGE_BYTES;
 
@@ -12,10 +17,6 @@ pub const RING_OFFSET: u64 = PAGE_BYTES;
 pub const fn file_offset(position: u64, ring_bytes: u64) -> u64 {
     RING_OFFSET + position % ring_bytes
 }
-/// Smallest ring: the largest record fits several times, so that publishing and appending overlap.
-pub const LOG_BYTES_MIN: u64 = 4 * DATA_BYTES_MAX as u64;
-/// Largest ring. The size bounds the time of a replay, which reads the unpublished part of the ring.
-pub const LOG_BYTES_MAX: u64 = 2 << 30;
 
 const MAGIC: [u8; 8] = *b"ffvollog";
 /// Incremented when the layout of records or headers changes.

@@ -47,7 +47,7 @@ pub enum ControlRequest {
 pub struct CatalogImport {
     /// The records of volumes. Records of nodes are ignored.
     pub contents: CatalogContents,
-    /// Whether records in the catalog that cannot be read are replaced.
+    /// What happens with records in the catalog that cannot be read.
     pub damaged: DamagedRecordPolicy,
 }
 
@@ -65,6 +65,8 @@ pub struct VolumeList {
 pub struct ExportedCatalog {
     /// The contents.
     pub contents: CatalogContents,
+    /// The volumes whose records cannot be read. `contents` lacks them.
+    pub damaged: BTreeMap<VolumeName, DamagedRecord>,
     /// Why the catalog cannot be read. The contents are then those that the node has read last.
     pub failure: Option<String>,
 }

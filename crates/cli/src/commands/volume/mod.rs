@@ -3,6 +3,7 @@
 
 mod check;
 mod create;
+mod damaged_record;
 mod drop;
 mod export_catalog;
 mod import_catalog;

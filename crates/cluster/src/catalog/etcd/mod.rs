@@ -6,7 +6,6 @@
 mod connection;
 mod credentials;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::location::EtcdLocation;
 use super::{
     Catalog, CatalogContents, CatalogError, ClusterRecords, DamagedRecord, MemberRecord, RosterRecord, VolumeName,
-    VolumeNode, VolumeRecord, record_damage,
+    VolumeNode, VolumeRecord, record_damage, warn_of_new_damage,
 };
 use connection::{EtcdConnection, EtcdReply};
 
@@ -222,10 +221,7 @@ impl Catalog for EtcdCatalog {
         let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have read a later revision.
         if cached.as_ref().is_none_or(|cached| cached.revision <= read.revision) {
-            let known = cached.as_ref().map(|cached| &cached.contents.damaged);
-            if known.unwrap_or(&BTreeMap::new()) != &contents.damaged {
-                tracing::warn!(damaged = ?contents.damaged, "the records of some volumes cannot be read");
-            }
+            warn_of_new_damage(cached.as_ref().map(|cached| &*cached.contents), &contents);
             *cached = Some(read);
         }
         Ok(contents)

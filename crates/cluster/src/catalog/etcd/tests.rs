@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::*;
-use crate::catalog::conformance::{self, new_record, raise_term, volume_name};
+use crate::catalog::conformance::{self, new_record, node_name, raise_term, volume_name};
 use crate::catalog::update_volume;
 use crate::local::TestEtcd;
 
@@ -202,9 +202,21 @@ fn a_damaged_value_is_refused_by_its_key_and_others_are_not() {
     assert_eq!(servers.run_etcdctl(&["get", "--print-value-only", "/farfork/volumes/data"]).trim(), "{");
     let error = refusal(r#"{"format": 2}"#);
     assert!(error.contains("format 2"), "{error}");
-    let damaged = VolumeRecord { chain: Vec::new(), ..new_record() };
-    let error = refusal(&String::from_utf8(encode(1, &damaged)).unwrap());
-    assert!(error.contains("`chain` is empty"), "{error}");
+    let twins = vec![node_name("n1"); 2];
+    for (damaged, reason) in [
+        (VolumeRecord { chain: Vec::new(), ..new_record() }, "`chain` is empty"),
+        (VolumeRecord { log_bytes: 1 << 62, ..new_record() }, "`log_bytes`"),
+        (VolumeRecord { log_bytes: (8 << 20) + 1, ..new_record() }, "`log_bytes`"),
+        (VolumeRecord { epoch: u64::MAX, ..new_record() }, "`epoch`"),
+        (VolumeRecord { term: u32::MAX, ..new_record() }, "`term`"),
+        (VolumeRecord { replicas: twins.clone(), ..new_record() }, "`replicas` is empty, or names a node twice"),
+        (VolumeRecord { clients: twins, ..new_record() }, "`clients` names a node twice"),
+        (VolumeRecord { chain: vec![node_name("n9")], ..new_record() }, "`chain` names a node that is not"),
+        (VolumeRecord { replicas: (0..17).map(|i| node_name(&format!("n{i}"))).collect(), ..new_record() }, "16 nodes"),
+    ] {
+        let error = refusal(&String::from_utf8(encode(1, &damaged)).unwrap());
+        assert!(error.contains(reason), "{error}");
+    }
     assert!(update_volume(&servers.open("/farfork"), &data, |_| true).is_err(), "a damaged record is not overwritten");
     put(&String::from_utf8(encode(1, &new_record())).unwrap());
     assert!(servers.open("/farfork").read().unwrap().volume(&data).unwrap().is_some());

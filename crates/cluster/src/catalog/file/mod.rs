@@ -17,10 +17,11 @@ use farfork_wire::NodeName;
 use pem::Pem;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{
-    Catalog, CatalogContents, CatalogError, ClusterRecords, MemberRecord, RosterRecord, VolumeName, VolumeNode,
-    VolumeRecord, record_damage,
+    Catalog, CatalogContents, CatalogError, ClusterRecords, DamagedRecord, MemberRecord, RosterRecord, VolumeName,
+    VolumeNode, VolumeRecord, record_damage, warn_of_new_damage,
 };
 
 /// The version of the file that this build reads and writes.
@@ -68,6 +69,9 @@ struct CatalogDocument {
     contents: CatalogContents,
     #[serde(default)]
     cluster: ClusterDocument,
+    /// The values of damaged records, and of those whose key is no name. They stay in the file.
+    #[serde(skip)]
+    unreadable: BTreeMap<String, Value>,
 }
 
 /// The records of the cluster itself.
@@ -164,21 +168,49 @@ impl FileCatalog {
         if format != FORMAT_VERSION {
             return Err(self.format_error(format!("it has format {format}, and this build reads {FORMAT_VERSION}")));
         }
-        let document: CatalogDocument = serde_json::from_slice(&text).map_err(parse_error)?;
-        let volumes = &document.contents.volumes;
-        match volumes.iter().find_map(|(name, record)| Some((name, record_damage(record)?))) {
-            Some((name, reason)) => Err(self.format_error(format!("volume {name}: {reason}"))),
-            None => Ok(document),
+        let mut value: Value = serde_json::from_slice(&text).map_err(parse_error)?;
+        let mut stored = serde_json::Map::new();
+        if let Some(volumes) = value.get_mut("volumes").and_then(Value::as_object_mut) {
+            std::mem::swap(volumes, &mut stored);
+        }
+        let mut document: CatalogDocument = serde_json::from_value(value).map_err(parse_error)?;
+        for (name, stored) in stored {
+            self.decode_volume(&mut document, name, stored);
+        }
+        Ok(document)
+    }
+
+    /// Decodes the record of a volume. One that cannot be read concerns no other volume.
+    fn decode_volume(&self, document: &mut CatalogDocument, key: String, stored: Value) {
+        let (revision, name) = (stored["revision"].as_u64(), VolumeName::new(&key));
+        let decoded = VolumeRecord::deserialize(&stored).map_err(|error| error.to_string());
+        let decoded = decoded.and_then(|record| match record_damage(&record) {
+            Some(reason) => Err(reason.to_owned()),
+            None => Ok(record),
+        });
+        match (name, decoded) {
+            (Ok(name), Ok(record)) => drop(document.contents.volumes.insert(name, record)),
+            (Ok(name), Err(reason)) => {
+                // 0 would mean that there is no record.
+                let revision = revision.unwrap_or(document.last_revision).max(1);
+                let reason = format!("`volumes.{name}` of {}: {reason}", self.path.display());
+                document.contents.damaged.insert(name, DamagedRecord { revision, reason });
+                document.unreadable.insert(key, stored);
+            }
+            (Err(_), _) => drop(document.unreadable.insert(key, stored)),
         }
     }
 
     /// Replaces the file atomically. The caller holds the lock. Overwrites the temporary file of a writer that died.
     fn replace(&self, document: &CatalogDocument) -> io::Result<()> {
-        let temporary = self.sibling("new");
+        let (temporary, text) = (self.sibling("new"), serde_json::to_vec_pretty(&document.to_value()?)?);
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(&serde_json::to_vec_pretty(document)?)?;
-        file.sync_all()?;
-        fs::rename(&temporary, &self.path)?;
+        let written = file.write_all(&text).and_then(|()| file.sync_all());
+        if let Err(error) = written.and_then(|()| fs::rename(&temporary, &self.path)) {
+            // On a full disk, the rest would take space.
+            let _ = fs::remove_file(&temporary);
+            return Err(error);
+        }
         File::open(self.directory())?.sync_all()
     }
 
@@ -218,6 +250,7 @@ impl Catalog for FileCatalog {
         let Some(file) = self.open().map_err(read_error)? else { return Ok(Arc::default()) };
         let version = FileVersion::of(&file.metadata().map_err(read_error)?);
         let contents = Arc::new(self.decode(&file)?.contents);
+        warn_of_new_damage(cached.as_ref().map(|cached| &*cached.contents), &contents);
         *cached = Some(CachedContents { version, _file: file, contents: Arc::clone(&contents) });
         Ok(contents)
     }
@@ -227,6 +260,7 @@ impl Catalog for FileCatalog {
             document.expect_revision(name, record.revision)?;
             document.last_revision += 1;
             let written = VolumeRecord { revision: document.last_revision, ..record.clone() };
+            document.remove_volume(name);
             document.contents.volumes.insert(name.clone(), written);
             Ok(document.last_revision)
         })
@@ -235,7 +269,7 @@ impl Catalog for FileCatalog {
     fn remove_volume(&self, name: &VolumeName, revision: u64) -> Result<(), CatalogError> {
         self.change(|document| {
             document.expect_revision(name, revision)?;
-            document.contents.volumes.remove(name);
+            document.remove_volume(name);
             Ok(())
         })
     }
@@ -297,12 +331,28 @@ impl Catalog for FileCatalog {
 impl CatalogDocument {
     fn empty() -> Self {
         let (contents, cluster) = (CatalogContents::default(), ClusterDocument::default());
-        Self { format: FORMAT_VERSION, last_revision: 0, contents, cluster }
+        Self { format: FORMAT_VERSION, last_revision: 0, contents, cluster, unreadable: BTreeMap::new() }
+    }
+
+    /// The document of the file, with the records that cannot be read.
+    fn to_value(&self) -> serde_json::Result<Value> {
+        let mut value = serde_json::to_value(self)?;
+        for (name, stored) in &self.unreadable {
+            value["volumes"][name] = stored.clone();
+        }
+        Ok(value)
+    }
+
+    fn remove_volume(&mut self, name: &VolumeName) {
+        self.contents.volumes.remove(name);
+        self.contents.damaged.remove(name);
+        self.unreadable.remove(name.as_str());
     }
 
     /// Checks that a record still has the revision that was read.
     fn expect_revision(&self, name: &VolumeName, revision: u64) -> Result<(), CatalogError> {
-        let present = self.contents.volumes.get(name).map_or(0, |record| record.revision);
+        let damaged = self.contents.damaged.get(name).map(|record| record.revision);
+        let present = damaged.or_else(|| Some(self.contents.volumes.get(name)?.revision)).unwrap_or(0);
         if present == revision { Ok(()) } else { Err(CatalogError::Conflict(name.clone())) }
     }
 }

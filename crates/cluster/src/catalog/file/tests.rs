@@ -1,7 +1,8 @@
 //! Tests of `FileCatalog`.
 
 use super::*;
-use crate::catalog::conformance::{self, new_record, volume_name};
+use crate::catalog::conformance::{self, new_record, raise_term, volume_name};
+use crate::catalog::{DamagedRecordPolicy, import_volumes};
 
 fn catalog_in(directory: &Path) -> FileCatalog {
     FileCatalog::new(&directory.join("catalog"))
@@ -53,6 +54,47 @@ fn a_damaged_or_newer_file_is_refused_and_not_overwritten() {
         assert!(matches!(written, Err(CatalogError::Format { .. })), "{text}");
         assert_eq!(fs::read_to_string(directory.path().join("catalog")).unwrap(), text);
     }
+}
+
+#[test]
+fn a_damaged_record_concerns_no_other_volume_and_stays_in_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let (catalog, path) = (catalog_in(directory.path()), directory.path().join("catalog"));
+    let (data, other) = (volume_name("data"), volume_name("other"));
+    catalog.write_volume(&data, &new_record()).unwrap();
+    catalog.write_volume(&other, &new_record()).unwrap();
+    let read_file = || serde_json::from_slice::<Value>(&fs::read(&path).unwrap()).unwrap();
+    let intact = catalog.read().unwrap().volumes[&data].clone();
+    let mut edited = read_file();
+    edited["volumes"]["data"]["log_bytes"] = (1_u64 << 62).into();
+    edited["volumes"]["no name"] = "kept".into();
+    fs::write(&path, edited.to_string()).unwrap();
+
+    raise_term(&catalog, &other);
+    let contents = catalog.read().unwrap();
+    assert_eq!(contents.volumes[&other].term, 1);
+    let error = contents.volume(&data).unwrap_err().to_string();
+    assert!(error.contains("`volumes.data` of") && error.contains("`log_bytes`"), "{error}");
+    for key in ["data", "no name"] {
+        assert_eq!(read_file()["volumes"][key], edited["volumes"][key]);
+    }
+    let created = catalog.write_volume(&data, &new_record());
+    assert!(matches!(created, Err(CatalogError::Conflict(_))), "the name is in use");
+
+    let records = CatalogContents { volumes: [(data.clone(), intact)].into(), ..CatalogContents::default() };
+    import_volumes(&catalog, &records, DamagedRecordPolicy::Replace).unwrap();
+    assert!(catalog.read().unwrap().volume(&data).unwrap().is_some());
+    assert_eq!(read_file()["volumes"]["no name"], "kept");
+}
+
+#[test]
+fn a_full_disk_leaves_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    // A file that cannot be replaced, as on a full disk, after its successor was begun.
+    fs::create_dir(directory.path().join("catalog")).unwrap();
+    let catalog = catalog_in(directory.path());
+    assert!(catalog.replace(&CatalogDocument::empty()).is_err());
+    assert!(!directory.path().join("catalog.new").exists());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub use farfork_cluster::catalog::REPLICAS_MAX;
 use farfork_cluster::catalog::{
     CatalogContents, CatalogError, VolumeName, VolumeRecord, VolumeState, import_volumes, update_volume,
 };
@@ -31,8 +32,6 @@ const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(2);
 /// takes some seconds.
 const CLIENT_END_LIMIT: Duration = Duration::from_secs(10);
 const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum number of replicas of a volume.
-pub const REPLICAS_MAX: usize = 16;
 
 /// Serves a connection in a thread of its own.
 pub(super) fn start(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io::Result<()> {
@@ -75,10 +74,9 @@ fn execute(
         }
         ControlRequest::ExportCatalog => {
             let (contents, failure) = read_or_recall(node)?;
-            // A file without these volumes would not be a backup.
-            let damaged = contents.damaged.keys().next();
-            damaged.map_or(Ok(None), |name| contents.volume(name)).map_err(|error| error.to_string())?;
-            Ok(ControlAnswer::Catalog(Box::new(ExportedCatalog { contents: (*contents).clone(), failure })))
+            let mut contents = (*contents).clone();
+            let damaged = std::mem::take(&mut contents.damaged);
+            Ok(ControlAnswer::Catalog(Box::new(ExportedCatalog { contents, damaged, failure })))
         }
         ControlRequest::ImportCatalog(CatalogImport { contents, damaged }) => {
             let imported = import_volumes(&*node.catalog, &contents, damaged);
