@@ -101,6 +101,11 @@ pub trait Catalog: fmt::Debug + Send + Sync {
         self.read()
     }
 
+    /// Why the store refuses changes although it can be read, with the next step. None if it accepts them, or does not say.
+    fn alarm(&self) -> Option<String> {
+        None
+    }
+
     /// Writes a record if its revision in the store is `record.revision` (0: the store has no such record). Returns the new
     /// revision, which no record has had before. When this returns, the record survives a power failure.
     ///

@@ -217,7 +217,8 @@ mod tests {
             ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(4096), ..unknown.clone() },
             unknown,
         ];
-        let volume = VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas, catalog_failure: None };
+        let name = VolumeName::new("data").unwrap();
+        let volume = VolumeStatus { name, record, replicas, catalog_failure: None, catalog_alarm: None };
         let mut registry = Registry::with_prefix("farfork");
         registry.register_collector(Box::new(OneVolume(volume)));
         let mut text = String::new();

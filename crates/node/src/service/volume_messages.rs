@@ -63,6 +63,7 @@ pub(super) fn status_message(status: &VolumeStatus) -> v1::VolumeStatus {
         volume: Some(volume_message(&status.name, &status.record)),
         replicas: status.replicas.iter().map(replica_message).collect(),
         catalog_failure: status.catalog_failure.clone().unwrap_or_default(),
+        catalog_alarm: status.catalog_alarm.clone().unwrap_or_default(),
     }
 }
 

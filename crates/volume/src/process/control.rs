@@ -240,6 +240,8 @@ pub struct VolumeStatus {
     pub replicas: Vec<ReplicaStatus>,
     /// Why the catalog cannot be read. The record is then the one that the node has read last.
     pub catalog_failure: Option<String>,
+    /// Why the store of the catalog refuses changes, although it can be read.
+    pub catalog_alarm: Option<String>,
 }
 
 impl VolumeStatus {

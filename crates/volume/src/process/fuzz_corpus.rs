@@ -145,6 +145,7 @@ fn control_answers() -> Vec<ControlAnswer> {
             record,
             replicas,
             catalog_failure: Some("no answer".to_owned()),
+            catalog_alarm: Some("NOSPACE".to_owned()),
         })),
         ControlAnswer::Progress(CheckProgress { compared_bytes: 1, data_bytes: 2 }),
         ControlAnswer::Checked(Box::new(CheckReport { differences, ..CheckReport::default() })),

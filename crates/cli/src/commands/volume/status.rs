@@ -21,6 +21,9 @@ const RATE_INTERVAL: Duration = Duration::from_millis(500);
 const WITHOUT_CATALOG: &str = "\
 The tables are what this node knows. The writer continues to write and sync files that are open. Other writers wait, no
 node leaves the volume, and open(2) waits and then fails with EIO. All continues when the catalog answers.";
+/// The state of a volume while the catalog can only be read.
+const WITHOUT_CHANGES: &str = "\
+The writer continues to write and sync files that are open. Other writers wait, and no node leaves the volume.";
 
 /// Show a volume, its replicas, and how far each log is replicated and published.
 ///
@@ -31,7 +34,8 @@ node leaves the volume, and open(2) waits and then fails with EIO. All continues
 /// A second table shows the replicas that lack a part of a log, as on a slow link. BACKLOG is the missing part, RATE is how
 /// fast the replica takes it, and TIME LEFT is the time for the rest at this rate. The rate is measured for half a second.
 ///
-/// If the catalog cannot be read, the command shows what this node knows, and why.
+/// If the catalog cannot be read, the command shows what this node knows, and why (`catalog_failure` of --json). It also shows
+/// an alarm of etcd, with which etcd refuses changes (`catalog_alarm`).
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -85,6 +89,7 @@ fn document_of(status: &VolumeStatus, replicas: &[ReplicaView]) -> anyhow::Resul
     let mut document = serde_json::to_value(VolumeView::of(status))?;
     document["replica_states"] = serde_json::to_value(replicas)?;
     document["catalog_failure"] = catalog_failure(status).into();
+    document["catalog_alarm"] = catalog_alarm(status).into();
     document["check_running"] = is_checked(status).into();
     document["last_check"] = serde_json::to_value(LastCheckView::newest(status))?;
     Ok(document)
@@ -100,6 +105,9 @@ fn print_status(status: &VolumeStatus, replicas: &[ReplicaView]) {
     }
     if let Some(failure) = catalog_failure(status) {
         print_line(&format!("{failure}\n{WITHOUT_CATALOG}"));
+    }
+    if let Some(alarm) = catalog_alarm(status) {
+        print_line(&format!("the catalog refuses changes: {alarm}\n{WITHOUT_CHANGES}"));
     }
     for replica in replicas {
         if let Some(failure) = &replica.failure {
@@ -122,6 +130,11 @@ fn print_status(status: &VolumeStatus, replicas: &[ReplicaView]) {
 /// Why the catalog cannot be read; none if it can.
 fn catalog_failure(status: &VolumeStatus) -> Option<&str> {
     Some(status.catalog_failure.as_str()).filter(|failure| !failure.is_empty())
+}
+
+/// Why the catalog refuses changes; none if it accepts them.
+fn catalog_alarm(status: &VolumeStatus) -> Option<&str> {
+    Some(status.catalog_alarm.as_str()).filter(|alarm| !alarm.is_empty())
 }
 
 /// Whether a check of the volume runs, on any node.

@@ -291,7 +291,7 @@ pub(super) mod tests {
         let log = v1::VolumeLog { logged: 8192, committed: 4096, published, coalesced, forwarded, compressed };
         let replica = v1::VolumeReplica { node: n1, logs: vec![log], free_bytes: Some(1 << 30), ..Default::default() };
         let silent = v1::VolumeReplica { node: n2, failure: "it is down".to_owned(), ..Default::default() };
-        v1::VolumeStatus { volume: Some(volume), replicas: vec![replica, silent], catalog_failure: String::new() }
+        v1::VolumeStatus { volume: Some(volume), replicas: vec![replica, silent], ..v1::VolumeStatus::default() }
     }
 
     #[test]

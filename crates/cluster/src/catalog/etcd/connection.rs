@@ -5,13 +5,14 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, Error as EtcdError, WatchOptions};
+use etcd_client::{AlarmMember, Client, ConnectOptions, Error as EtcdError, WatchOptions};
 use tokio::runtime::{self, Runtime};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
+use super::WatchedChanges;
 use super::credentials::EtcdCredentials;
-use super::{WatchedChanges, error_text};
+use super::failure::{FailureContext, describe_alarm, error_text};
 use crate::catalog::location::EtcdLocation;
 
 /// Time limit of one attempt. A member that does not answer is as good as dead.
@@ -29,6 +30,7 @@ pub(super) struct EtcdConnection {
 
 /// The members, and the client of the one that answered last.
 struct EtcdMembers {
+    location: EtcdLocation,
     urls: Vec<String>,
     credentials: EtcdCredentials,
     /// Time limit of a request, with all attempts.
@@ -65,7 +67,7 @@ impl EtcdConnection {
         let scheme = if location.uses_tls { "https" } else { "http" };
         let urls = location.members.iter().map(|member| format!("{scheme}://{member}")).collect();
         let (credentials, present) = (EtcdCredentials::read(location)?, Mutex::default());
-        let members = EtcdMembers { urls, credentials, request_timeout, present };
+        let members = EtcdMembers { location: location.clone(), urls, credentials, request_timeout, present };
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build()?;
         Ok(Self { members: Arc::new(members), runtime: Some(runtime) })
@@ -90,6 +92,10 @@ impl EtcdConnection {
             let _ = sender.send(members.request(request).await);
         });
         receiver.recv().map_err(|_| io::Error::other("the thread of etcd has ended"))?
+    }
+
+    pub(super) fn describe_alarm(&self, alarm: &AlarmMember, revision: i64) -> Option<String> {
+        describe_alarm(alarm, revision, &self.members.urls)
     }
 
     /// Reports changes of keys that begin with `prefix`, until this value is dropped.
@@ -131,7 +137,8 @@ impl EtcdMembers {
             let reason = match timeout(ATTEMPT_TIMEOUT, attempt).await {
                 Ok(Ok(reply)) => return Ok(EtcdReply { reply, was_repeated }),
                 Ok(Err(error)) if !may_be_repeated(&error) => {
-                    return Err(io::Error::other(format!("{member}: {}", error_text(&error))));
+                    let reason = error_text(&error);
+                    return Err(io::Error::other(format!("{member}: {reason}: {}", self.next_step(member, &reason))));
                 }
                 Ok(Err(error)) => error_text(&error),
                 Err(_) => format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()),
@@ -140,7 +147,7 @@ impl EtcdMembers {
             self.use_next_after(index);
             failed_members += 1;
             if Instant::now() >= deadline {
-                let (limit_s, next_step) = (self.request_timeout.as_secs(), self.next_step());
+                let (limit_s, next_step) = (self.request_timeout.as_secs(), self.next_step(member, &reason));
                 let text = format!("no member has answered within {limit_s} s; {member}: {reason}: {next_step}");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
@@ -199,12 +206,12 @@ impl EtcdMembers {
         self.credentials.add_to(options)
     }
 
-    /// Returns the next step of the user when no member answers.
-    fn next_step(&self) -> String {
-        self.credentials.expired_certificate().unwrap_or_else(|| {
-            let urls = self.urls.join(",");
-            format!("see whether most members run: `etcdctl --endpoints={urls} endpoint status`")
-        })
+    /// Returns the next step of the user after a failed request to a member.
+    fn next_step(&self, member: &str, reason: &str) -> String {
+        let (location, expired_certificate) = (&self.location, self.credentials.expired_certificate());
+        let (user, has_certificate) = (self.credentials.user_name(), self.credentials.has_certificate());
+        FailureContext { urls: &self.urls, member, location, user, has_certificate, expired_certificate }
+            .next_step(reason)
     }
 
     fn present_index(&self) -> usize {

@@ -83,6 +83,16 @@ impl EtcdCredentials {
         }
     }
 
+    /// The user of the requests.
+    pub(super) fn user_name(&self) -> Option<&str> {
+        self.user.as_ref().map(|user| user.name.as_str())
+    }
+
+    /// Whether the client has a certificate.
+    pub(super) fn has_certificate(&self) -> bool {
+        self.certificate.is_some()
+    }
+
     /// Names the certificate of the client if it has expired. The members only close the connection.
     pub(super) fn expired_certificate(&self) -> Option<String> {
         let CertificateLifetime { path, expires } =

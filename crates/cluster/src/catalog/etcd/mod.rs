@@ -5,13 +5,15 @@
 
 mod connection;
 mod credentials;
+mod failure;
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{
-    Compare, CompareOp, Error as EtcdError, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse, TxnResponse,
+    AlarmAction, AlarmMember, AlarmType, Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse,
+    TxnResponse,
 };
 use farfork_wire::NodeName;
 use serde::de::DeserializeOwned;
@@ -234,6 +236,17 @@ impl Catalog for EtcdCatalog {
         contents.map_or_else(|| self.read(), Ok)
     }
 
+    fn alarm(&self) -> Option<String> {
+        let reply = self.connection.call(|client| async move {
+            client.maintenance_client().alarm(AlarmAction::Get, AlarmType::None, None).await
+        });
+        // A later etcd may want other permissions for this request.
+        let reply = reply.inspect_err(|error| tracing::debug!(%error, "the alarms of etcd are not known")).ok()?.reply;
+        let revision = reply.header().map_or(0, etcd_client::ResponseHeader::revision);
+        let describe = |alarm: &AlarmMember| self.connection.describe_alarm(alarm, revision);
+        reply.alarms().iter().find_map(describe)
+    }
+
     fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError> {
         let (key, write) = (self.key("volumes", name.as_str()), fastrand::u64(..));
         let value = encode(write, record);
@@ -375,18 +388,6 @@ fn present_value(reply: &TxnResponse) -> Option<KeyValue> {
     match reply.op_responses().into_iter().next() {
         Some(TxnOpResponse::Get(mut present)) => present.take_kvs().into_iter().next(),
         _ => None,
-    }
-}
-
-/// Converts an error to text with its causes.
-pub(super) fn error_text(error: &EtcdError) -> String {
-    match error {
-        EtcdError::GRpcStatus(status) => format!("{:?}: {}", status.code(), status.message()),
-        EtcdError::TransportError(error) => {
-            let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
-            causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-        }
-        error => error.to_string(),
     }
 }
 

@@ -260,9 +260,71 @@ fn a_wrong_or_revoked_password_is_refused() {
     catalog.write_volume(&volume_name("data"), &new_record()).unwrap();
     let error = open_with("/farfork", "wrong").read().unwrap_err().to_string();
     assert!(error.contains("authentication failed") && !error.contains("wrong"), "{error}");
+    let directory = credentials.path().to_str().unwrap();
+    assert!(error.contains("correct the files `user` and `password`") && error.contains(directory), "{error}");
     let error = open_with("/other", "word").read().unwrap_err().to_string();
-    assert!(error.contains("permission denied"), "{error}");
+    assert!(error.contains("permission denied") && error.contains("--prefix=true readwrite /other/`"), "{error}");
+    assert!(error.contains("user grant-role farfork "), "{error}");
+    let error = servers.open("/farfork").read().unwrap_err().to_string();
+    assert!(error.contains("user name is empty") && error.contains("?credentials=DIR"), "{error}");
     servers.run_etcdctl(&["--user=root:secret", "user", "revoke-role", "farfork", "farfork"]);
     let error = catalog.read().unwrap_err().to_string();
     assert!(error.contains("permission denied"), "{error}");
+}
+
+#[test]
+fn members_that_cannot_be_used_are_named_with_the_next_step() {
+    let servers = EtcdServers::start(1);
+    let refusal = |location: &EtcdLocation| {
+        EtcdCatalog::open_with_limit(location, Duration::ZERO).unwrap().read().unwrap_err().to_string()
+    };
+    let members = vec!["no-such-host.invalid:2379".to_owned()];
+    let error = refusal(&EtcdLocation { members, ..servers.location("/farfork") });
+    assert!(error.contains("correct the host name of http://no-such-host.invalid:2379"), "{error}");
+    let members = vec!["127.0.0.1:1".to_owned()];
+    let error = refusal(&EtcdLocation { members, ..servers.location("/farfork") });
+    assert!(error.contains("onnection refused") && error.contains("endpoint status"), "{error}");
+
+    let credentials = tempfile::tempdir().unwrap();
+    for file in ["user", "password"] {
+        fs::write(credentials.path().join(file), "farfork").unwrap();
+    }
+    let credentials = Some(credentials.path().to_owned());
+    let error = open_patiently(&EtcdLocation { credentials, ..servers.location("/farfork") }).read().unwrap_err();
+    assert!(error.to_string().contains("etcd knows no users"), "{error}");
+}
+
+/// The commands of the message end the alarm.
+#[test]
+fn alarms_are_named_with_the_commands_that_end_them() {
+    let servers = EtcdServers::start(1);
+    let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
+    let revision = catalog.write_volume(&name, &new_record()).unwrap();
+    assert_eq!(catalog.alarm(), None);
+    let raise = |alarm: AlarmType| {
+        let raised = catalog.connection.call(move |client| async move {
+            client.maintenance_client().alarm(AlarmAction::Activate, alarm, None).await
+        });
+        raised.unwrap();
+        catalog.alarm().unwrap()
+    };
+    let write = || catalog.write_volume(&name, &VolumeRecord { revision, ..new_record() });
+
+    let alarm = raise(AlarmType::Nospace);
+    catalog.read().unwrap();
+    let error = write().unwrap_err().to_string();
+    assert!(error.contains("database space exceeded") && error.contains("alarm disarm`"), "{error}");
+    assert!(alarm.contains("NOSPACE"), "{alarm}");
+    let commands: Vec<&str> = alarm.split('`').filter_map(|part| part.strip_prefix("etcdctl ")).collect();
+    assert_eq!(commands.len(), 4, "{alarm}");
+    for command in commands {
+        servers.run_etcdctl(&command.split(' ').skip(1).collect::<Vec<_>>());
+    }
+    assert_eq!(catalog.alarm(), None);
+    write().unwrap();
+
+    let alarm = raise(AlarmType::Corrupt);
+    let error = write().unwrap_err().to_string();
+    assert!(alarm.contains("CORRUPT") && alarm.contains("member remove"), "{alarm}");
+    assert!(error.contains("corrupt") && error.contains("member remove"), "{error}");
 }

@@ -113,5 +113,38 @@ fn a_member_with_an_expired_certificate_is_refused() {
     let (authority, data, now) = (TestAuthority::new(), tempfile::tempdir().unwrap(), OffsetDateTime::now_utc());
     let etcd = authority.start_member(data.path(), now - DAY);
     let error = refusal(&location(&etcd, &authority.credentials(&authority.certificate, Some(now + DAY))));
-    assert!(error.contains("xpired"), "{error}");
+    assert!(error.contains("xpired") && error.contains("renew the certificate of https://127.0.0.1"), "{error}");
+}
+
+/// Each failure has its cause and its next step.
+#[test]
+fn failures_of_tls_have_their_own_next_steps() {
+    let (authority, other, data) = (TestAuthority::new(), TestAuthority::new(), tempfile::tempdir().unwrap());
+    let tomorrow = OffsetDateTime::now_utc() + DAY;
+    let etcd = authority.start_member(data.path(), tomorrow);
+    let valid = authority.credentials(&authority.certificate, Some(tomorrow));
+    let tls = location(&etcd, &valid);
+    EtcdCatalog::open_with_limit(&tls, Duration::from_secs(60)).unwrap().read().unwrap();
+    let require = |location: &EtcdLocation, parts: &[&str]| {
+        let error = refusal(location);
+        assert!(parts.iter().all(|part| error.contains(part)), "{parts:?}: {error}");
+    };
+
+    require(&EtcdLocation { uses_tls: false, credentials: None, ..tls.clone() }, &["uses TLS", "etcds://"]);
+    let members = vec![tls.members[0].replace("127.0.0.1", "localhost")];
+    require(&EtcdLocation { members, ..tls }, &["as its certificate does"]);
+    let without = authority.credentials(&authority.certificate, None);
+    let directory = without.path().to_str().unwrap();
+    require(&location(&etcd, &without), &["`client.pem` and `client.key`", directory]);
+    require(
+        &location(&etcd, &authority.credentials(&other.certificate, Some(tomorrow))),
+        &["invalid peer certificate", "`ca.pem` of"],
+    );
+    let foreign = other.credentials(&authority.certificate, Some(tomorrow));
+    require(&location(&etcd, &foreign), &["--trusted-ca-file", "`client.pem` of"]);
+
+    let plain_data = tempfile::tempdir().unwrap();
+    let plain = TestEtcd::start(plain_data.path(), 1, None).unwrap();
+    EtcdCatalog::open_with_limit(&plain.location("/farfork"), Duration::from_secs(60)).unwrap().read().unwrap();
+    require(&EtcdLocation { uses_tls: true, ..location(&plain, &valid) }, &["does not use TLS", "etcd://"]);
 }

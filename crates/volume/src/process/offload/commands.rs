@@ -176,7 +176,8 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
         }
     });
     let replicas = replicas.collect();
-    Ok(VolumeStatus { name, record, replicas, catalog_failure })
+    let catalog_alarm = if catalog_failure.is_none() { node.catalog.alarm() } else { None };
+    Ok(VolumeStatus { name, record, replicas, catalog_failure, catalog_alarm })
 }
 
 /// Gives the place of a replica to another node, which catches up by itself. The files on the node that then has no replica
