@@ -142,13 +142,13 @@ pub fn run(options: Options) -> Pin<Box<dyn Future<Output = Result<(), DaemonErr
 async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
     let security = trust::load_or_enroll(&options).await?;
     let directory = security.credentials().map(Credentials::directory);
-    let members = directory.map(CatalogReference::read).transpose().map_err(EnrollmentError::from)?.flatten();
-    let catalog = options.volumes.catalog.clone().or_else(|| members.as_ref().map(|members| members.location.clone()));
+    let reference = directory.map(CatalogReference::read).transpose().map_err(EnrollmentError::from)?.flatten();
+    let catalog = options.volumes.catalog.clone().or_else(|| reference.as_ref()?.location.clone());
     let catalog = catalog.unwrap_or_else(|| options.volumes.store.with_file_name("catalog").into());
     let started = tokio::task::spawn_blocking(move || start(options, security, catalog)).await;
     let (running, control) =
         started.map_err(|panic| DaemonError::System { action: "start", cause: io::Error::other(panic) })??;
-    let served = serve_until_signal(&running, control, members).await;
+    let served = serve_until_signal(&running, control, reference).await;
     tracing::info!("stopping");
     heartbeat::leave(&running.node.peers, running.node.seeds.kept_seed_ids()).await;
     running.node.children.kill_all().await;
@@ -162,14 +162,14 @@ async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
 async fn serve_until_signal(
     running: &RunningDaemon,
     control: TcpListener,
-    members: Option<CatalogReference>,
+    reference: Option<CatalogReference>,
 ) -> Result<(), DaemonError> {
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
     let RunningDaemon { run_dir, node, member_file, join, metrics: metrics_listener, .. } = running;
     let (found, recorded) = watch::channel(Vec::new());
-    let member_catalog = match members {
-        Some(members) => MemberCatalog::open(&node.peers, members, found).await,
+    let member_catalog = match reference {
+        Some(reference) => MemberCatalog::open(&node.peers, reference, found).await,
         None => None,
     };
     let join = JoinAddresses { configured: join.clone(), remembered: member_file.lock().await.addresses(), recorded };

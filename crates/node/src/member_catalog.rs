@@ -48,14 +48,14 @@ pub(crate) struct MemberCatalog {
 }
 
 impl MemberCatalog {
-    /// Opens the catalog that the trust directory names, and reads it. If it cannot be read, it is read again later.
+    /// Opens the catalog of members that the trust directory names, and reads it. If it cannot be read, it is read again later.
     pub(crate) async fn open(
         peers: &Arc<Peers>,
         reference: CatalogReference,
         addresses: watch::Sender<Vec<SocketAddr>>,
     ) -> Option<Self> {
+        let (location, cluster) = (reference.location?, reference.cluster);
         let credentials = peers.security().credentials()?.clone();
-        let CatalogReference { location, cluster } = reference;
         let catalog = match location.open() {
             Ok(catalog) => catalog,
             Err(error) => {

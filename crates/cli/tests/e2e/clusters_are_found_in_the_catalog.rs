@@ -16,7 +16,11 @@ use crate::harness::{BINARY, Cluster, Farfork, print_error, scratch, wait};
 use crate::test::Test;
 use crate::volumes_agree_in_etcd::run_etcdctl;
 
-pub(crate) const TESTS: &[Test] = &[Test::alone("after_a_reboot_without_join", nodes_return).long()];
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("after_a_reboot_without_join", nodes_return).long(),
+    Test::alone("the_members_are_moved_to_another_catalog", members_move).long(),
+    Test::alone("a_cluster_does_not_use_the_prefix_of_another_one", shared_prefix).long(),
+];
 
 /// Longest wait for a state of the nodes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -116,12 +120,7 @@ fn nodes_return() {
     first.manage(&["init", "--name", "m1", "--catalog", &catalog]);
     refuse_other_cluster(&first, &scratch, &catalog);
 
-    first.start(&[]);
-    let token = first.manage(&["token"])["token"].as_str().expect("a token").to_owned();
-    let token_file = scratch.path().join("token");
-    write_private(&token_file, &token);
-    second.start(&["--join", &first.address(), "--token-file", token_file.to_str().expect("a path of the test")]);
-    require_both(&second);
+    start_both(&mut first, &mut second, &scratch);
     let keys = run_etcdctl(&cluster, &["get", "--keys-only", "--prefix", "/second/"]);
     for key in ["/second/cluster", "/second/members/m1", "/second/members/m2", "/second/roster"] {
         assert!(keys.lines().any(|line| line == key), "no {key} in\n{keys}");
@@ -157,6 +156,73 @@ fn nodes_return() {
     assert!(!members().contains("m2"), "a revoked node must not return to the members");
     second.shut_down();
     drop((first, second));
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// Starts the first node of a new cluster, and one that joins.
+fn start_both(first: &mut CatalogNode<'_>, second: &mut CatalogNode<'_>, scratch: &TestDirectory) {
+    first.start(&[]);
+    let token = first.manage(&["token"])["token"].as_str().expect("a token").to_owned();
+    let token_file = scratch.path().join("token");
+    write_private(&token_file, &token);
+    second.start(&["--join", &first.address(), "--token-file", token_file.to_str().expect("a path of the test")]);
+    require_both(second);
+}
+
+/// The keys of another prefix stand for a new etcd. A damaged roster is the fault of the catalog.
+fn members_move() {
+    let (cluster, scratch) = (Cluster::start_with_etcd(2), scratch::directory());
+    let mut first = CatalogNode::new("m1", &cluster, 0, &scratch);
+    let mut second = CatalogNode::new("m2", &cluster, 1, &scratch);
+    let [old, new] = ["old", "new"].map(|prefix| format!("etcd://{}:2379/{prefix}", cluster.ip(0)));
+    first.manage(&["init", "--name", "m1", "--catalog", &old]);
+    start_both(&mut first, &mut second, &scratch);
+
+    run_etcdctl(&cluster, &["put", "/old/roster", "damaged"]);
+    let log = || fs::read_to_string(first.directory.join("log")).unwrap_or_default();
+    let is_named = || log().contains("the key /old/roster: the roster is damaged").then_some(());
+    wait::wait_until("the damaged roster is named", LIMIT, is_named);
+    run_etcdctl(&cluster, &["del", "/old/roster"]);
+    let has_roster = || run_etcdctl(&cluster, &["get", "--keys-only", "/old/roster"]).contains("roster").then_some(());
+    wait::wait_until("a node has written the roster again", LIMIT, has_roster);
+
+    first.shut_down();
+    second.shut_down();
+    run_etcdctl(&cluster, &["del", "--prefix", "/old/"]);
+    for node in [&mut first, &mut second] {
+        let moved = node.manage(&["set-catalog", &new]);
+        assert_eq!((moved["catalog"].as_str(), moved["trust"].as_str()), (Some(&*new), Some(&*node.trust())));
+        node.start(&[]);
+    }
+    require_both(&first);
+    require_both(&second);
+    let keys = run_etcdctl(&cluster, &["get", "--keys-only", "--prefix", "/"]);
+    for key in ["/new/cluster", "/new/members/m1", "/new/members/m2", "/new/roster"] {
+        assert!(keys.lines().any(|line| line == key), "no {key} in\n{keys}");
+    }
+    assert!(!keys.contains("/old/"), "{keys}");
+    refuse_other_cluster(&first, &scratch, &new);
+    drop((first, second));
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// Neither cluster was made with `--catalog`. The first that uses the prefix reserves it.
+fn shared_prefix() {
+    let (cluster, scratch) = (Cluster::start_with_etcd(1), scratch::directory());
+    cluster.first().json(&["volume", "create", "data", "--replicas", "n1"]);
+    let mut other = CatalogNode::new("m1", &cluster, 0, &scratch);
+    other.manage(&["init", "--name", "m1"]);
+    let catalog = format!("etcd://{}:2379/farfork", cluster.ip(0));
+    other.start(&["--catalog", &catalog]);
+    for command in [["volume", "ls"].as_slice(), &["volume", "drop", "data"]] {
+        other.farfork().run_failing(command).require_mentions(&["another cluster", "another key prefix"]);
+    }
+    let refused = other.run_cluster_command(&other.trust(), &["set-catalog", &catalog]);
+    let message = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && message.contains("another cluster"), "{message}");
+    other.shut_down();
+    drop(other);
+    cluster.first().json(&["volume", "drop", "data"]);
     assert_eq!(cluster.stop(), [""; 0]);
 }
 

@@ -111,6 +111,7 @@ const TRUST_COMMANDS: &[TestedCommand] = &[
     TestedCommand::new("cluster issue", &["x", "--role", "client", "--out", "/dev/null/x"]),
     TestedCommand::new("cluster revoke", &["x"]),
     TestedCommand::new("cluster rotate", &["--authority"]),
+    TestedCommand::new("cluster set-catalog", &["/dev/null/x"]),
     TestedCommand::new("cluster show", &[]),
 ];
 

@@ -28,7 +28,7 @@ pub use cluster_records::{ClusterRecords, MemberRecord, RosterRecord, claim_cata
 pub use etcd::EtcdCatalog;
 pub use file::FileCatalog;
 pub use location::{CatalogLocation, EtcdLocation};
-pub use reference::{CatalogReference, require_own_cluster};
+pub use reference::{CatalogReference, require_own_catalog, reserve_catalog};
 pub use transfer::{DamagedRecordPolicy, ImportError, ImportSummary, import_volumes};
 
 /// Maximum length of a volume's name, in bytes.
@@ -409,7 +409,10 @@ pub enum CatalogError {
         reason: &'static str,
     },
     /// Another cluster has reserved the catalog.
-    #[error("it belongs to another cluster ({theirs}): choose another key prefix, or another file")]
+    #[error(
+        "it belongs to another cluster ({theirs}): choose another key prefix, or another file; if that cluster is gone, delete the key \
+         `cluster` of the prefix, and restart the daemons"
+    )]
     OtherCluster {
         /// The identity of that cluster.
         theirs: String,

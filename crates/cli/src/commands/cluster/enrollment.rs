@@ -75,7 +75,7 @@ impl Init {
 }
 
 /// A daemon has another working directory than this command.
-fn absolute_location(location: CatalogLocation) -> anyhow::Result<CatalogLocation> {
+pub(super) fn absolute_location(location: CatalogLocation) -> anyhow::Result<CatalogLocation> {
     Ok(match location {
         CatalogLocation::File(path) => CatalogLocation::File(std::path::absolute(path)?),
         CatalogLocation::Etcd(_) => location,
@@ -98,7 +98,7 @@ fn claim(directory: &TrustDirectory, location: CatalogLocation) -> anyhow::Resul
     let cluster = Fingerprint::of_certificate(authority).to_string();
     let claimed = location.open().and_then(|catalog| claim_catalog(&*catalog, &cluster));
     claimed.map_err(|error| Failure::new(Code::FailedPrecondition, format!("catalog {location}"), error))?;
-    Ok(CatalogReference { location, cluster }.write(directory)?)
+    Ok(CatalogReference { location: Some(location), cluster }.write(directory)?)
 }
 
 /// Print a join token, with which machines join the cluster as nodes.

@@ -4,6 +4,7 @@
 mod deployment;
 mod enrollment;
 mod revocation;
+mod set_catalog;
 mod show;
 
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ enum ClusterCommand {
     Issue(enrollment::Issue),
     Revoke(revocation::Revoke),
     Rotate(revocation::Rotate),
+    SetCatalog(set_catalog::SetCatalog),
     Show(show::Show),
 }
 
@@ -76,6 +78,7 @@ impl ClusterArguments {
             ClusterCommand::Undeploy(command) => block_on(command.run(global)),
             ClusterCommand::Revoke(command) => command.run(&global),
             ClusterCommand::Rotate(command) => block_on(command.run(global)),
+            ClusterCommand::SetCatalog(command) => command.run(&global),
             ClusterCommand::Show(command) => command.run(&global),
         }
     }

@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_cluster::catalog::{Catalog, CatalogError, CatalogLocation, VolumeNode, require_own_cluster};
+use farfork_cluster::catalog::{Catalog, CatalogError, CatalogLocation, VolumeNode, require_own_catalog};
 use farfork_fabric::tcp::TcpServer;
 use farfork_fabric::{Exporter, RegionRegistry, Security, TlsSecurity};
 use farfork_rpc::server::{Acceptor, PlainAcceptor, SecuredAcceptor, Server, ServerConfig};
@@ -140,9 +140,7 @@ fn serve_volumes(options: &OffloadOptions, store: &VolumeStore) -> Result<(), Of
     let store_failed = |source| OffloadError::Store { path: options.store.display().to_string(), source };
     let _lock = store.lock(OFFLOAD).map_err(store_failed)?;
     let catalog: Arc<dyn Catalog> = options.catalog.open()?;
-    if let Some(credentials) = &options.credentials {
-        require_own_cluster(&*catalog, credentials.directory())?;
-    }
+    require_own_catalog(&options.catalog, &*catalog, options.credentials.as_ref().map(Credentials::directory))?;
     let peers = PeerClients::new(Arc::clone(&catalog), options.credentials.clone());
     let regions = RegionRegistry::new(None);
     let node = OffloadNode::new(options, store.clone(), catalog, peers, Arc::clone(&regions)).map_err(store_failed)?;
