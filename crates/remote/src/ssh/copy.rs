@@ -18,11 +18,13 @@ else echo different
 fi"#;
 
 /// Replaces file $1 by the standard input, which has the digest $2, with the mode $3. A connection that ends early must not
-/// leave a part of the file, nor end the shell by SIGPIPE before its trap.
+/// leave a part of the file, nor end the shell by SIGPIPE before its trap. Directories above it are for all users, as programs
+/// of other users need them, but only their owner can write them.
 const REPLACE_SCRIPT: &str = r#"
 trap '' PIPE
+umask g-w,o-w && mkdir -p -- "$(dirname -- "$1")" || exit 1
 umask 077
-mkdir -p -- "$(dirname -- "$1")" && part=$(mktemp -- "$1.XXXXXX") || exit 1
+part=$(mktemp -- "$1.XXXXXX") || exit 1
 trap 'rm -f -- "$part"' EXIT
 cat >"$part" || exit 1
 [ "$(sha256sum <"$part")" = "$2  -" ] || { echo 'the transfer was cut' >&2; exit 1; }
@@ -33,11 +35,12 @@ const DIGEST_DIRECTORY_SCRIPT: &str = r#"
 [ -d "$1" ] && [ ! -L "$1" ] && tar --sort=name --owner=0 --group=0 --numeric-owner -C "$1" -cf - . 2>/dev/null | sha256sum"#;
 
 /// Replaces directory $1 by the archive in the standard input, whose digest is $2. A connection that ends early must not
-/// leave a part of it.
+/// leave a part of it. The directories above it are as in [`REPLACE_SCRIPT`].
 const UNPACK_SCRIPT: &str = r#"
 trap '' PIPE
+umask g-w,o-w && mkdir -p -- "$(dirname -- "$1")" || exit 1
 umask 077
-mkdir -p -- "$(dirname -- "$1")" && part=$(mktemp -d -- "$1.XXXXXX") || exit 1
+part=$(mktemp -d -- "$1.XXXXXX") || exit 1
 trap 'rm -rf -- "$part"' EXIT
 tar --numeric-owner -C "$part" -xpf - || exit 1
 [ "$(tar --sort=name --owner=0 --group=0 --numeric-owner -C "$part" -cf - . | sha256sum)" = "$2  -" ] ||

@@ -25,6 +25,7 @@ pub(crate) fn files_are_copied_if_they_differ() {
         assert_eq!(fs::read_to_string(&remote).expect("it exists"), "new");
         let parent = remote.parent().expect("a directory");
         assert_eq!(fs::read_dir(parent).expect("it exists").count(), 1, "no partial file is left");
+        assert_eq!(mode_of(parent), 0o755, "other users may have the file");
         host.remove_file(text).await.expect("it is removed");
         host.remove_file(text).await.expect("a missing file is no error");
         assert!(!remote.exists());
@@ -45,7 +46,7 @@ pub(crate) fn directories_are_copied_if_they_differ() {
         for expected in [CopyOutcome::Copied, CopyOutcome::Unchanged] {
             assert_eq!(host.copy_directory(&local, text).await.expect("it is copied"), expected);
             assert_eq!(fs::read_to_string(remote.join("link")).expect("a file of the copy"), "one");
-            assert_eq!(fs::metadata(remote.join("inner")).expect("it exists").permissions().mode() & 0o777, 0o705);
+            assert_eq!(mode_of(&remote.join("inner")), 0o705);
         }
         fs::write(remote.join("inner/other"), "of the host").expect("it can be written");
         assert_eq!(host.copy_directory(&local, text).await.expect("it is copied"), CopyOutcome::Copied);
@@ -55,6 +56,7 @@ pub(crate) fn directories_are_copied_if_they_differ() {
         assert_eq!(fs::read_to_string(remote.join("link")).expect("a file of the copy"), "two");
         let parent = remote.parent().expect("a directory");
         assert_eq!(fs::read_dir(parent).expect("it exists").count(), 1, "no partial directory is left");
+        assert_eq!(mode_of(parent), 0o755, "other users may have the directory");
         // More than a pipe has room for: tar must not wait for a reader.
         fs::write(local.join("large"), vec![1; 1 << 20]).expect("it can be written");
         let refused = host.copy_directory(&local, "/proc/nowhere/directory").await.unwrap_err().to_string();
@@ -62,6 +64,10 @@ pub(crate) fn directories_are_copied_if_they_differ() {
         let missing = host.copy_directory(&local.join("missing"), text).await.unwrap_err().to_string();
         assert!(missing.contains("local directory/missing"), "{missing}");
     });
+}
+
+fn mode_of(path: &Path) -> u32 {
+    fs::metadata(path).expect("it exists").permissions().mode() & 0o777
 }
 
 pub(crate) fn only_own_copies_are_replaced_and_removed() {
