@@ -122,13 +122,28 @@ pub enum RemoteError {
 
 fn key_text(address: &str, is_changed: bool, detail: &str) -> String {
     if is_changed {
-        return format!(
-            "the key of {address} is not the one in the file of known hosts: {detail}; compare its key with the host's, then \
-             correct the file"
-        );
+        return changed_key_text(address, detail);
     }
     format!(
         "the key of {address} is not in the file of known hosts: {detail}; compare its key with the host's, then add it: \
          `farfork cluster deploy --accept-new-host-keys` does so, or ssh-keyscan(1)"
     )
+}
+
+/// Has only the facts of ssh's long message: the key that the host sends, and the place of the other one. Has all of the message
+/// if it lacks one of them, as for a revoked key.
+fn changed_key_text(address: &str, detail: &str) -> String {
+    let messages = || detail.split("; ");
+    let fingerprint = messages().find(|message| message.starts_with("SHA256:"));
+    let place = messages().find_map(|message| message.strip_prefix("Offending ")?.split_once(" key in "));
+    match (fingerprint, place) {
+        (Some(fingerprint), Some((_, place))) => format!(
+            "the key of {address} has changed: the host sends {fingerprint}, but {place} has another key; compare it with \
+             the host's (`ssh-keygen -l -f` with its public key there), then correct the file"
+        ),
+        _ => format!(
+            "the key of {address} is not the one in the file of known hosts: {detail}; compare its key with the host's, then \
+             correct the file"
+        ),
+    }
 }

@@ -163,6 +163,13 @@ fn host_keys_are_checked() {
         for policy in [HostKeyPolicy::RequireKnown, HostKeyPolicy::AcceptNew] {
             let changed = fixture.connect_with(policy).await;
             assert!(matches!(changed, Err(RemoteError::HostKey { is_changed: true, .. })), "{changed:?}");
+            // Nothing of ssh's warning, which has a screen of lines.
+            let text = changed.unwrap_err().to_string();
+            assert!(
+                text.contains("has changed: the host sends SHA256:") && text.contains("known_hosts:1 has"),
+                "{text}"
+            );
+            assert!(text.len() < 400 && !text.contains("WARNING"), "{text}");
         }
     });
 }
