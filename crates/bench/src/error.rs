@@ -13,6 +13,7 @@ use farfork_api::v1::wait_event::Event;
 use farfork_cluster::local::LocalError;
 use farfork_remote::inventory::InventoryError;
 use farfork_remote::ssh::RemoteError;
+use tonic::Code;
 
 use crate::baseline::criu::CriuError;
 
@@ -32,9 +33,7 @@ pub(crate) enum BenchError {
         log: Option<PathBuf>,
     },
     /// No node runs on a host.
-    #[error(
-        "host {host}: no node answers at {}: {cause}; install one with `farfork cluster deploy`, or omit the host with --exclude", socket.display()
-    )]
+    #[error("host {host}: no node answers at {}: {}; {}", socket.display(), cause.cause(), no_node_step(cause.code()))]
     NoNode { host: String, socket: PathBuf, cause: Box<Failure> },
     /// A part of an experiment is measured on this machine only.
     #[error("{part} cannot be measured on hosts (`--inventory`): {reason}")]
@@ -135,6 +134,14 @@ pub(crate) enum BenchError {
 /// Where the logs of nodes are.
 fn log_text(run_dir: Option<&Path>) -> String {
     run_dir.map_or_else(|| "`farfork nodes` there".to_owned(), |run_dir| format!("node.log in {}", run_dir.display()))
+}
+
+/// The next step for a user when the node of a host does not answer.
+fn no_node_step(code: Code) -> &'static str {
+    match code {
+        Code::Unavailable => "`farfork cluster deploy` installs one, or starts it again",
+        _ => "see the log of its daemon on the host",
+    }
 }
 
 impl BenchError {
