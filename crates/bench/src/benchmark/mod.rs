@@ -17,9 +17,11 @@ mod tree;
 pub(crate) mod volume;
 mod warm_start;
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::io::{IsTerminal as _, stderr};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Parser as _, Subcommand};
 use farfork_api::failure::Failure;
@@ -37,6 +39,12 @@ use crate::plan::{CleanPlan, RunPlan};
 use crate::report::section::ReportSection;
 use crate::report::text;
 use crate::{Cli, Command, GlobalArgs};
+
+/// The variable that a plan sets for its experiments: they print their progress and their tables as lines on standard error.
+pub(crate) const PROGRESS_VARIABLE: &str = "FARFORK_BENCH_PROGRESS";
+
+/// Least time between two lines about the current step.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Measure what farfork costs on this machine, next to a floor for each figure.
 ///
@@ -200,7 +208,7 @@ impl BenchResults {
     }
 }
 
-/// A run of a benchmark: its machines, and its progress, which is shown on a terminal only.
+/// A run of a benchmark: its machines, and its progress, which is shown on a terminal, or as lines for a plan.
 #[derive(Debug)]
 pub(crate) struct BenchRun {
     pub(crate) machines: MachineSource,
@@ -208,6 +216,27 @@ pub(crate) struct BenchRun {
     interruption: InterruptFlag,
     /// Whether standard output is for one JSON document.
     json: bool,
+    /// Present with [`PROGRESS_VARIABLE`].
+    lines: Option<ProgressLines>,
+}
+
+/// Progress as lines on standard error.
+#[derive(Debug, Default)]
+struct ProgressLines {
+    /// The last step that was printed, and the time.
+    last: RefCell<Option<(Instant, String)>>,
+}
+
+impl ProgressLines {
+    /// Prints a new step, unless the last one was printed just now.
+    fn show(&self, step: &str) {
+        let mut last = self.last.borrow_mut();
+        let is_due = |(at, text): &(Instant, String)| text != step && at.elapsed() >= PROGRESS_INTERVAL;
+        if last.as_ref().is_none_or(is_due) {
+            eprintln!("{step}");
+            *last = Some((Instant::now(), step.to_owned()));
+        }
+    }
 }
 
 impl BenchRun {
@@ -215,7 +244,8 @@ impl BenchRun {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
         bar.set_style(style.expect("the template is valid"));
-        Ok(Self { machines, bar, interruption: InterruptFlag::watch()?, json })
+        let lines = std::env::var_os(PROGRESS_VARIABLE).map(|_| ProgressLines::default());
+        Ok(Self { machines, bar, interruption: InterruptFlag::watch()?, json, lines })
     }
 
     /// Sets the number of steps. No step is complete.
@@ -229,13 +259,17 @@ impl BenchRun {
     /// # Errors
     /// [`BenchError::Interrupted`] after an interrupt.
     pub(crate) fn show(&self, step: impl Into<String>) -> Result<(), BenchError> {
-        self.bar.set_message(step.into());
+        let step = step.into();
+        self.lines.iter().for_each(|lines| lines.show(&step));
+        self.bar.set_message(step);
         if self.interruption.is_set() { Err(BenchError::Interrupted) } else { Ok(()) }
     }
 
-    /// Prints a line while the run continues, unless standard output is for one document.
+    /// Prints a line while the run continues. Standard output may be for one document.
     pub(crate) fn print_line(&self, line: &str) {
-        if !self.json {
+        if self.lines.is_some() {
+            eprintln!("{line}");
+        } else if !self.json {
             self.bar.suspend(|| output::print_line(line));
         }
     }
@@ -281,6 +315,9 @@ pub(crate) fn run_benchmark<B: Benchmark + Args>(
             return Err(error);
         }
     };
+    if run.lines.is_some() {
+        eprintln!("{}", results.to_text());
+    }
     drop(run);
     output::print_report(global.json, || results.to_json(), || results.to_text());
     Ok(if results.is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -8,7 +8,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::{mpsc, watch};
 
 use super::error::PlanError;
-use super::machine::ConnectedMachines;
+use super::machine::{COORDINATOR, ConnectedMachines};
 use super::results::RunResults;
 use super::step::{PlanRound, StepRun, StopRequest};
 use super::template::Values;
@@ -50,6 +50,11 @@ impl PlanRun<'_> {
         let mut failure = None;
         for (index, values) in self.plan.rounds().into_iter().enumerate() {
             let round = self.round(format!("round-{}", index + 1), values);
+            if !round.values.is_empty() {
+                let values: Vec<String> =
+                    round.values.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+                self.results.log(COORDINATOR, &round.name, values.join(", ").as_bytes())?;
+            }
             match self.run_steps(&round, &self.plan.steps, |step| !step.once, interrupted.as_mut()).await {
                 Err(error) if self.keeps_going && !error.is_interruption() => {
                     failure.get_or_insert(error);

@@ -13,6 +13,7 @@ use super::machine::{COORDINATOR, ConnectedMachines, StepMachine};
 use super::results::{RunResults, StepOutcome};
 use super::template::Values;
 use super::{PlanStep, ReadyCondition, StepMachines, StepProgram};
+use crate::benchmark::PROGRESS_VARIABLE;
 
 /// Interval between two looks whether a port or a file is there.
 const READY_INTERVAL: Duration = Duration::from_millis(100);
@@ -77,13 +78,13 @@ impl StepRun<'_> {
 
     /// Runs the step on all machines. A step with a condition of readiness runs until it must end.
     pub(super) async fn run(&self) -> Result<(), PlanError> {
+        if self.step.is_skipped() {
+            let text = b"skipped: `--exclude` omits all of its hosts";
+            return self.round.results.log(COORDINATOR, &self.step.name, text);
+        }
         let machines: Vec<StepMachine<'_>> = match &self.step.machines {
             StepMachines::Coordinator => vec![StepMachine::Coordinator],
             StepMachines::Hosts(names) => {
-                if self.step.is_skipped() {
-                    let text = b"skipped: `--exclude` omits all of its hosts";
-                    self.round.results.log(COORDINATOR, &self.step.name, text)?;
-                }
                 names.iter().filter_map(|name| self.round.machines.host(name)).map(StepMachine::Host).collect()
             }
         };
@@ -209,11 +210,13 @@ impl StepRun<'_> {
         }
         let program = words.remove(0);
         let environment = self.step.environment.iter().map(|(name, value)| (name.clone(), render(value)));
+        let progress =
+            (self.step.program == StepProgram::Experiment).then(|| (PROGRESS_VARIABLE.to_owned(), String::new()));
         HostCommand {
             program,
             arguments: words,
             directory: self.step.directory.as_ref().map(render),
-            environment: environment.collect(),
+            environment: environment.chain(progress).collect(),
         }
     }
 
