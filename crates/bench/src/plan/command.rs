@@ -44,6 +44,7 @@ impl PlanArgs {
 Examples:
   farfork bench run plan.toml
   farfork bench run plan.toml --exclude n4,n5
+  farfork bench run plan.toml --set threads=1 --set threads=4
   farfork bench run plan.toml --check
   farfork bench run plan.toml --follow n1
   farfork bench report results/latest/experiments
@@ -138,7 +139,7 @@ fn execute(
     let done = runtime.block_on(async {
         let machines = tokio::select! {
             () = wait_for_interrupt() => return Err(PlanError::Interrupted),
-            machines = ConnectedMachines::connect(plan.inventory.as_ref(), &hosts, &farfork, command) => machines?,
+            machines = ConnectedMachines::connect(plan, &hosts, &farfork, command) => machines?,
         };
         work(machines).await
     });

@@ -16,6 +16,9 @@ pub(crate) enum PlanError {
     /// The plan has an error at a position.
     #[error("{position}: {cause}")]
     Content { position: SourcePosition, cause: String },
+    /// An option names a parameter that the plan does not have.
+    #[error("--set {name}: the plan has no such parameter in [sweep]; {}", known_text(known))]
+    Parameter { name: String, known: Vec<String> },
     /// The inventory has an error.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
@@ -63,6 +66,10 @@ impl PlanError {
             failure => matches!(failure, Self::Interrupted),
         }
     }
+}
+
+fn known_text(known: &[String]) -> String {
+    if known.is_empty() { "it has none".to_owned() } else { format!("it has {}", known.join(", ")) }
 }
 
 fn join_texts(failures: &[PlanError]) -> String {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use farfork_remote::inventory::{Inventory, TrafficEndpoint};
+use farfork_remote::inventory::TrafficEndpoint;
 use farfork_remote::ssh::{
     HOLDERS_VARIABLE, HostCommand, HostKeyPolicy, HostLock, RemoteError, RemoteHost, RunningCommand, SshClient,
     lock_holders,
@@ -14,7 +14,7 @@ use tokio::process::Command;
 
 use super::error::PlanError;
 use super::template::Values;
-use super::{SyncedPath, VARIABLE_ADDRESS, VARIABLE_HOST};
+use super::{BenchPlan, SyncedPath, VARIABLE_ADDRESS, VARIABLE_HOST, VARIABLE_PLAN};
 
 /// The name of this machine in output and results. No host can have it, because names of nodes are lower-case.
 pub(super) const COORDINATOR: &str = "HERE";
@@ -32,8 +32,8 @@ pub(super) struct ConnectedMachines {
     command: &'static str,
     /// The program `farfork` of this machine, whose `remote-runner` kills a command when its coordinator ends.
     farfork: PathBuf,
-    /// The variables `address.HOST`.
-    addresses: Values,
+    /// The variables `plan` and `address.HOST`.
+    fixed: Values,
 }
 
 /// A host with the program that runs commands there.
@@ -71,17 +71,18 @@ impl StepMachine<'_> {
 }
 
 impl ConnectedMachines {
-    /// Connects to hosts, locks them, and copies the runner to them. `command` is the command of this coordinator. The result
+    /// Connects to hosts of a plan, locks them, and copies the runner to them. `command` is the command of this coordinator. The result
     /// lacks the hosts that cannot be used ([`Self::take_failures`]).
     pub(super) async fn connect(
-        inventory: Option<&Inventory>,
+        plan: &BenchPlan,
         names: &[NodeName],
         farfork: &Path,
         command: &'static str,
     ) -> Result<Self, PlanError> {
         let farfork = farfork.to_owned();
-        let Some(inventory) = inventory else {
-            return Ok(Self { hosts: Vec::new(), failures: Vec::new(), command, farfork, addresses: Values::new() });
+        let mut fixed = Values::from([(VARIABLE_PLAN.to_owned(), plan.directory.clone())]);
+        let Some(inventory) = &plan.inventory else {
+            return Ok(Self { hosts: Vec::new(), failures: Vec::new(), command, farfork, fixed });
         };
         let client = SshClient::new(inventory, HostKeyPolicy::RequireKnown)?;
         let connect = async |name: &NodeName| {
@@ -110,8 +111,8 @@ impl ConnectedMachines {
             let address = traffic.or(reached).unwrap_or_else(|| host.address.clone());
             (format!("{VARIABLE_ADDRESS}.{}", host.name), address)
         });
-        let addresses = addresses.collect();
-        Ok(Self { hosts, failures, command, farfork, addresses })
+        fixed.extend(addresses);
+        Ok(Self { hosts, failures, command, farfork, fixed })
     }
 
     /// Fails if a host cannot be used. Afterwards, the hosts without a connection are only missing.
@@ -131,9 +132,9 @@ impl ConnectedMachines {
 
     /// The values of all variables on a machine, in a round with these values of the parameters.
     pub(super) fn values(&self, machine: StepMachine<'_>, round: &Values) -> Values {
-        let mut values: Values = self.addresses.clone().into_iter().chain(round.clone()).collect();
+        let mut values: Values = self.fixed.clone().into_iter().chain(round.clone()).collect();
         if let StepMachine::Host(_) = machine {
-            let address = self.addresses[&format!("{VARIABLE_ADDRESS}.{}", machine.name())].clone();
+            let address = self.fixed[&format!("{VARIABLE_ADDRESS}.{}", machine.name())].clone();
             values.insert(VARIABLE_ADDRESS.to_owned(), address);
             values.insert(VARIABLE_HOST.to_owned(), machine.name().to_owned());
         }

@@ -26,6 +26,8 @@ use farfork_wire::NodeName;
 pub(crate) use self::command::{CleanPlan, RunPlan};
 use self::template::WordTemplate;
 
+/// The variable with the directory of the plan.
+const VARIABLE_PLAN: &str = "plan";
 /// The variable with the name of the host on which a step runs.
 const VARIABLE_HOST: &str = "host";
 /// The variable with the address of the host on which a step runs. `address.NAME` has the address of another host.
@@ -61,6 +63,7 @@ const VARIABLE_ADDRESS: &str = "address";
 ///
 /// [[steps]]
 /// name = "table"
+/// hosts = ["n1", "clients"]        # of the experiment, which runs on this machine
 /// experiment = ["connect", "--threads", "{threads}"]
 ///
 /// [[cleanup]]                      # always, also after a failure
@@ -71,6 +74,8 @@ const VARIABLE_ADDRESS: &str = "address";
 #[derive(Debug)]
 struct BenchPlan {
     file: PathBuf,
+    /// The value of [`VARIABLE_PLAN`].
+    directory: String,
     /// Present if any step or synchronised path names hosts.
     inventory: Option<Inventory>,
     /// The directory of the results.
@@ -103,6 +108,8 @@ struct PlanStep {
     program: StepProgram,
     words: Vec<WordTemplate>,
     machines: StepMachines,
+    /// The hosts of an experiment that names some. Its words have them, too.
+    experiment_hosts: Option<Vec<NodeName>>,
     directory: Option<WordTemplate>,
     environment: Vec<(String, WordTemplate)>,
     /// The indices of the steps that are complete before this one starts.
@@ -151,7 +158,15 @@ enum ReadyCondition {
 impl PlanStep {
     /// Whether `--exclude` omits all of its hosts.
     fn is_skipped(&self) -> bool {
-        matches!(&self.machines, StepMachines::Hosts(hosts) if hosts.is_empty())
+        self.hosts().is_some_and(<[NodeName]>::is_empty)
+    }
+
+    /// The hosts on which the step or its experiment runs; `None` if it names none.
+    fn hosts(&self) -> Option<&[NodeName]> {
+        match &self.machines {
+            StepMachines::Hosts(hosts) => Some(hosts),
+            StepMachines::Coordinator => self.experiment_hosts.as_deref(),
+        }
     }
 }
 
@@ -165,10 +180,7 @@ impl BenchPlan {
 
     /// All hosts that the plan uses, in the order of the inventory.
     fn hosts(&self) -> Vec<NodeName> {
-        let of_step = |step: &PlanStep| match &step.machines {
-            StepMachines::Hosts(hosts) => hosts.clone(),
-            StepMachines::Coordinator => Vec::new(),
-        };
+        let of_step = |step: &PlanStep| step.hosts().unwrap_or_default().to_vec();
         let mut used: Vec<NodeName> = self.steps.iter().chain(&self.cleanup).flat_map(of_step).collect();
         used.extend(self.sync.iter().flat_map(|sync| sync.hosts.clone()));
         let hosts = self.inventory.iter().flat_map(|inventory| inventory.hosts());

@@ -42,6 +42,11 @@ impl WordTemplate {
         Ok(Self(parts))
     }
 
+    /// A text without variables.
+    pub(super) fn literal(text: impl Into<String>) -> Self {
+        Self(vec![TemplatePart::Text(text.into())])
+    }
+
     /// The names of the variables.
     pub(super) fn variables(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|part| match part {

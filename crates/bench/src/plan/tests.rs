@@ -108,7 +108,13 @@ fn errors_of_a_plan_have_a_position_and_a_cause() {
             "4:6",
             "two parts",
         ),
-        (step("experiment = ['x']\nhosts = ['n1']"), "2:8", "in its own options"),
+        (step("experiment = ['x']\nhosts = ['n1']"), "4:10", "has no `inventory`"),
+        (
+            plan(&step("experiment = ['rpc', '--inventory', 'x']\nhosts = ['n1']")),
+            "4:15",
+            "'--inventory <HOSTS.toml>' cannot be used multiple times",
+        ),
+        ("[sweep]\nplan = [1]\n[[steps]]\nname = 's'\ncommand = ['x']".to_owned(), "2:1", "cannot be a parameter"),
         ("[sweep]\nhost = [1]\n[[steps]]\nname = 's'\ncommand = ['x']".to_owned(), "2:1", "cannot be a parameter"),
         ("[sweep]\nt = []\n[[steps]]\nname = 's'\ncommand = ['x']".to_owned(), "2:1", "no values"),
         (format!("[sweep]\nt = [1]\n{}", step("once = true\ncommand = ['{t}']")), "6:12", "runs once"),
@@ -144,6 +150,42 @@ fn a_step_without_hosts_after_exclusions_is_skipped() {
         (hosts_of(&valid, 0).len(), hosts_of(&valid, 1), valid.hosts().len()),
         (0, vec!["n2".to_owned(), "n3".to_owned()], 2)
     );
+}
+
+#[test]
+fn an_experiment_runs_on_the_hosts_of_its_step() {
+    let steps = "[[steps]]\nname = 's'\nexperiment = ['rpc', '--samples', '{plan}/x']\nhosts = ['n1', 'clients']";
+    let valid = validate_with(&plan(steps), &["n2"]).unwrap();
+    let values = [("plan".to_owned(), valid.directory.clone())].into();
+    let words: Vec<String> = valid.steps[0].words.iter().map(|word| word.render(&values)).collect();
+    let directory = Path::new(&valid.directory);
+    assert!(directory.is_absolute());
+    let expected = [
+        "rpc",
+        "--samples",
+        &format!("{}/x", valid.directory),
+        "--inventory",
+        &format!("{}/HOSTS.toml", valid.directory),
+        "--hosts",
+        "n1,n3",
+    ];
+    assert_eq!(words, expected);
+    assert_eq!((hosts_of(&valid, 0).len(), valid.hosts().len()), (0, 2), "the plan locks the hosts");
+    assert!(validate_with(&plan(steps), &["all"]).unwrap().steps[0].is_skipped());
+}
+
+#[test]
+fn options_set_the_values_of_parameters() {
+    let text = "[sweep]\nmode = ['a']\nthreads = [1, 4]\n[[steps]]\nname = 's'\ncommand = ['x', '{mode}']";
+    let validate = |set: &[(&str, &str)]| {
+        let set = set.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        validate(Path::new("plan.toml"), text, &PlanOverrides { set, ..PlanOverrides::default() })
+    };
+    let rounds = validate(&[("threads", "2"), ("mode", "b,c"), ("threads", "3")]).unwrap().rounds();
+    let values: Vec<_> = rounds.iter().map(|round| [&round["mode"], &round["threads"]]).collect();
+    assert_eq!(values, [["b,c", "2"], ["b,c", "3"]]);
+    let unknown = validate(&[("size", "1")]).unwrap_err().to_string();
+    assert!(unknown.contains("--set size") && unknown.contains("it has mode, threads"), "{unknown}");
 }
 
 #[test]

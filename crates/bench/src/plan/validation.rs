@@ -19,7 +19,7 @@ use super::error::PlanError;
 use super::template::{Values, WordTemplate};
 use super::{
     BenchPlan, PlanStep, ReadyCondition, StepMachines, StepProgram, SweepParameter, SyncedPath, VARIABLE_ADDRESS,
-    VARIABLE_HOST,
+    VARIABLE_HOST, VARIABLE_PLAN,
 };
 use crate::benchmark::check_experiment;
 
@@ -47,6 +47,14 @@ pub(super) struct PlanOverrides {
     /// Keep the results in this directory instead of the plan's.
     #[arg(long, value_name = "DIR")]
     pub(super) results: Option<PathBuf>,
+    /// Give a parameter of [sweep] this value instead of the plan's. Each of several values of a parameter is a round.
+    #[arg(long, value_name = "PARAMETER=VALUE", value_parser = parse_setting)]
+    pub(super) set: Vec<(String, String)>,
+}
+
+fn parse_setting(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write a parameter and its value, such as threads=4")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// Validates the text of a plan. Relative paths of the plan are relative to the directory of `file`.
@@ -59,25 +67,54 @@ pub(super) fn validate(file: &Path, text: &str, overrides: &PlanOverrides) -> Re
     })?;
     document.cleanup.iter_mut().for_each(|step| step.once = true);
     let directory = file.parent().unwrap_or(Path::new(""));
+    let absolute = |path: &Path| std::path::absolute(path).map(|path| path.to_string_lossy().into_owned());
+    // An empty path has no absolute form.
+    let plan_directory = absolute(&Path::new(".").join(directory)).map_err(|cause| source.error(0..0, cause))?;
     let named = document.inventory.as_ref().map(|path| directory.join(path.as_ref()));
-    let inventory = overrides.inventory.clone().or(named).map(|path| Inventory::read(&path)).transpose()?;
+    let inventory_file = overrides.inventory.clone().or(named);
+    let inventory = inventory_file.as_deref().map(Inventory::read).transpose()?;
+    let inventory_file = inventory_file.map(|path| absolute(&path)).transpose();
+    let inventory_file = inventory_file.map_err(|cause| source.error(0..0, cause))?;
     let results = document.results.as_deref().unwrap_or(RESULTS_DEFAULT);
     let results = overrides.results.clone().unwrap_or_else(|| directory.join(results));
-    let sweep = document.sweep.iter().map(|(name, values)| source.parameter(name, values)).collect::<Result<_, _>>()?;
-    let validator =
-        PlanValidator { source, document: &document, inventory: inventory.as_ref(), exclude: &overrides.exclude };
+    let sweep = document.sweep.iter().map(|(name, values)| source.parameter(name, values));
+    let sweep = set_parameters(sweep.collect::<Result<_, _>>()?, overrides)?;
+    let validator = PlanValidator {
+        source,
+        document: &document,
+        inventory: inventory.as_ref(),
+        inventory_file: inventory_file.as_deref().unwrap_or_default(),
+        exclude: &overrides.exclude,
+    };
     let sync = document.sync.iter().map(|sync| validator.synced_path(sync, directory)).collect::<Result<_, _>>()?;
     let steps = validator.steps(&document.steps)?;
     let cleanup = validator.cleanup_steps()?;
     if steps.is_empty() {
         return Err(source.error(0..0, "no steps; add one with [[steps]]"));
     }
-    let plan = BenchPlan { file: file.to_owned(), inventory, results, sweep, sync, steps, cleanup };
+    let plan =
+        BenchPlan { file: file.to_owned(), directory: plan_directory, inventory, results, sweep, sync, steps, cleanup };
     let documents = document.steps.iter().chain(&document.cleanup);
     documents.zip(plan.steps.iter().chain(&plan.cleanup)).try_for_each(|(step, valid)| {
         source.check_experiment(step.experiment.as_deref().unwrap_or_default(), valid, &plan)
     })?;
     Ok(plan)
+}
+
+/// Replaces the values of the parameters that an option names.
+fn set_parameters(mut sweep: Vec<SweepParameter>, overrides: &PlanOverrides) -> Result<Vec<SweepParameter>, PlanError> {
+    if let Some((unknown, _)) = overrides.set.iter().find(|(name, _)| !sweep.iter().any(|known| known.name == *name)) {
+        let known = sweep.iter().map(|parameter| parameter.name.clone()).collect();
+        return Err(PlanError::Parameter { name: unknown.clone(), known });
+    }
+    for parameter in &mut sweep {
+        let named = overrides.set.iter().filter(|(name, _)| *name == parameter.name);
+        let values: Vec<String> = named.map(|(_, value)| value.clone()).collect();
+        if !values.is_empty() {
+            parameter.values = values;
+        }
+    }
+    Ok(sweep)
 }
 
 /// A file and its text. Makes errors from spans of the text.
@@ -103,9 +140,10 @@ impl SourceText<'_> {
         let Some(first) = words.first() else { return Ok(()) };
         let hosts = plan.inventory.iter().flat_map(Inventory::hosts);
         let address = |host: &InventoryHost| (format!("{VARIABLE_ADDRESS}.{}", host.name), host.address.clone());
-        let addresses: Values = hosts.map(address).collect();
+        let mut fixed: Values = hosts.map(address).collect();
+        fixed.insert(VARIABLE_PLAN.to_owned(), plan.directory.clone());
         for round in plan.rounds() {
-            let values = addresses.clone().into_iter().chain(round).collect();
+            let values = fixed.clone().into_iter().chain(round).collect();
             let arguments: Vec<String> = step.words.iter().map(|word| word.render(&values)).collect();
             check_experiment(&arguments).map_err(|cause| {
                 // The wrong word is the one that the error names.
@@ -123,7 +161,9 @@ impl SourceText<'_> {
     }
 
     fn parameter(&self, name: &Spanned<String>, values: &[SweepValue]) -> Result<SweepParameter, PlanError> {
-        let is_fixed = |name: &str| name == VARIABLE_HOST || name.split('.').next() == Some(VARIABLE_ADDRESS);
+        let is_fixed = |name: &str| {
+            [VARIABLE_HOST, VARIABLE_PLAN].contains(&name) || name.split('.').next() == Some(VARIABLE_ADDRESS)
+        };
         if is_fixed(name.as_ref()) || !is_file_name(name.as_ref()) {
             let cause = format!(
                 "`{}` cannot be a parameter: letters, digits and -_, not the name of another variable",
@@ -148,6 +188,8 @@ struct PlanValidator<'a> {
     source: SourceText<'a>,
     document: &'a PlanDocument,
     inventory: Option<&'a Inventory>,
+    /// The absolute path of the inventory; empty without one.
+    inventory_file: &'a str,
     exclude: &'a [String],
 }
 
@@ -211,12 +253,11 @@ impl PlanValidator<'_> {
             return Err(self.source.error(step.name.span(), "the command has no words"));
         }
         let hosts = step.hosts.as_ref().or(defaults.hosts.as_ref().filter(|_| program == StepProgram::Command));
-        if program == StepProgram::Experiment && step.hosts.is_some() {
-            let cause = "an experiment runs on this machine; name its hosts in its own options";
-            return Err(self.source.error(step.name.span(), cause));
-        }
-        let machines =
-            hosts.map_or(Ok(StepMachines::Coordinator), |hosts| self.hosts(hosts).map(StepMachines::Hosts))?;
+        let hosts = hosts.map(|hosts| self.hosts(hosts)).transpose()?;
+        let (machines, experiment_hosts) = match (program, hosts) {
+            (StepProgram::Command, Some(hosts)) => (StepMachines::Hosts(hosts), None),
+            (_, hosts) => (StepMachines::Coordinator, hosts),
+        };
         let own = step.environment.iter();
         let inherited = defaults.environment.iter().filter(|(name, _)| !step.environment.contains_key(*name));
         let environment = inherited.chain(own).map(|(name, value)| {
@@ -236,7 +277,8 @@ impl PlanValidator<'_> {
         Ok(PlanStep {
             name: step.name.as_ref().clone(),
             program,
-            words: words.iter().map(|word| self.words(step, &machines, word)).collect::<Result<_, _>>()?,
+            words: self.all_words(words, step, &machines, experiment_hosts.as_deref())?,
+            experiment_hosts,
             directory: directory.map(|directory| self.words(step, &machines, directory)).transpose()?,
             environment: environment.collect::<Result<_, PlanError>>()?,
             after: self.predecessors(documents, index)?,
@@ -253,6 +295,24 @@ impl PlanValidator<'_> {
         })
     }
 
+    /// The words of a step. An experiment with hosts has the options that name them.
+    fn all_words(
+        &self,
+        words: &[Spanned<String>],
+        step: &StepDocument,
+        machines: &StepMachines,
+        experiment_hosts: Option<&[NodeName]>,
+    ) -> Result<Vec<WordTemplate>, PlanError> {
+        let words = words.iter().map(|word| self.words(step, machines, word));
+        let mut words = words.collect::<Result<Vec<_>, _>>()?;
+        if let Some(hosts) = experiment_hosts.filter(|hosts| !hosts.is_empty()) {
+            let names: Vec<&str> = hosts.iter().map(NodeName::as_str).collect();
+            let options = ["--inventory", self.inventory_file, "--hosts", &names.join(",")];
+            words.extend(options.map(WordTemplate::literal));
+        }
+        Ok(words)
+    }
+
     /// The template of a word whose variables have values on the machines of the step.
     fn words(
         &self,
@@ -266,16 +326,16 @@ impl PlanValidator<'_> {
             let is_own =
                 matches!(machines, StepMachines::Hosts(_)) && [VARIABLE_HOST, VARIABLE_ADDRESS].contains(&name);
             let host = name.strip_prefix(VARIABLE_ADDRESS).and_then(|rest| rest.strip_prefix('.'));
-            let is_address = host.is_some_and(|host| self.has_host(host));
+            let is_fixed = name == VARIABLE_PLAN || host.is_some_and(|host| self.has_host(host));
             if is_parameter && step.once {
                 let cause =
                     format!("`{{{name}}}` has a value in each round, but the step runs once, before the rounds");
                 return Err(self.source.error(text.span(), cause));
             }
-            if !is_parameter && !is_own && !is_address {
+            if !is_parameter && !is_own && !is_fixed {
                 let cause = format!(
-                    "no variable `{{{name}}}`: there are the parameters of [sweep], {{address.HOST}}, and for steps with \
-                     hosts {{host}} and {{address}}"
+                    "no variable `{{{name}}}`: there are the parameters of [sweep], {{plan}}, {{address.HOST}}, and for \
+                     commands on hosts {{host}} and {{address}}"
                 );
                 return Err(self.source.error(text.span(), cause));
             }

@@ -116,6 +116,17 @@ name = "sum"
 command = ["sh", "-c", "echo size {size} on $(uname -n); cat /proc/net/dev | wc -l"]
 "#;
 
+/// An experiment on the hosts of the plan.
+const EXPERIMENT: &str = r#"
+[sweep]
+threads = [12]
+
+[[steps]]
+name = "connections"
+hosts = ["n1", "clients"]
+experiment = ["connect", "--clients", "1", "--threads", "{threads}", "--runs", "1", "--seconds", "0.1"]
+"#;
+
 /// Changes hosts that the plan has locked, as an experiment does.
 const NESTED_COMMAND: &str = r#"
 [[steps]]
@@ -184,6 +195,28 @@ fn steps_run_in_order() {
     }
     coordinator.hosts.run_on(1, &["rmdir", "/tmp/plan-tools"]);
     coordinator.wait_until_idle("");
+    experiments_run(&coordinator);
+}
+
+/// An experiment has the hosts of its step and the parameters of the options. It shows its progress and its tables. Each of its
+/// rounds begins with a line.
+fn experiments_run(coordinator: &Coordinator) {
+    let plan = coordinator.write_plan(EXPERIMENT);
+    let ran = coordinator.bench("run", &plan, &["--set", "threads=1", "--set", "threads=2"]);
+    ran.require_success();
+    for line in ["HERE [round-2] threads = 2", "HERE [connections] TCP alone: 1 × ", "HERE [connections] n2 "] {
+        assert!(ran.stdout.contains(line), "no {line:?} in {}", ran.stdout);
+    }
+    for round in [1, 2] {
+        let document = coordinator.result(&format!("experiments/connections-round-{round}.json"));
+        let document: Value = serde_json::from_str(&document).expect("a JSON document");
+        let case = &document["cases"][0];
+        assert_eq!((&case["threads"], &case["hosts"][0]["host"]), (&round.into(), &"n2".into()), "{document}");
+    }
+    coordinator.require_cleaned();
+    let excluded = coordinator.bench("run", &plan, &["--exclude", "all", "--check"]);
+    assert!(excluded.stdout.contains("connections (skipped)"), "{}", excluded.stdout);
+    coordinator.bench("run", &plan, &["--set", "size=1"]).require_failure(1, &["--set size", "it has threads"]);
 }
 
 /// A command with a descendant in another session. With an argument, it ignores SIGTERM.
