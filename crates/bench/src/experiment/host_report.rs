@@ -19,7 +19,7 @@ use crate::machine::Machine;
 use crate::machine::description::MachineDescription;
 use crate::machine::remote::RemoteMachine;
 use crate::report::section::ReportSection;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
+use crate::report::table::{BetterDirection, HOST_COLUMN, ReportCell, ReportFigure, ReportTable};
 
 /// The work of the process, which is also its name in errors.
 const HOST_OBSERVER: &str = "host-observer";
@@ -108,12 +108,17 @@ impl HostReport {
 
 /// Adds the hosts of a run to its section. None on one machine.
 pub(crate) fn with_hosts(mut section: ReportSection, reports: &[HostReport]) -> ReportSection {
-    let columns = ["host", "machine", "kernel", "logs with errors", "left after the run"];
+    let columns = [HOST_COLUMN, "machine", "kernel", "logs with errors", "left after the run"];
     let mut table = ReportTable::new("run_hosts", "Hosts of the run, the first one as server", &columns);
     for HostReport { host, machine, errors, left, .. } in reports {
         let count = |list: &[String]| ReportFigure::single(list.len() as f64, "", BetterDirection::Lower);
         let texts = [host.clone(), machine.hardware_text(), machine.kernel().to_owned()].map(ReportCell::text);
         table.add_row(texts.into_iter().chain([Some(count(errors)).into(), Some(count(left)).into()]));
+    }
+    let has_hosts = section.tables.iter().any(|table| table.columns.iter().any(|column| column == HOST_COLUMN));
+    if let ([own, other, ..], false) = (reports, has_hosts) {
+        let (own, other) = (&own.host, &other.host);
+        section.notes.push(format!("own node: {own}; other node: {other}. Times between two nodes have no sum."));
     }
     if let Some(HostReport { machine, .. }) = reports.first() {
         section.context.machine = format!("{}, and {} more hosts", machine.hardware_text(), reports.len() - 1);

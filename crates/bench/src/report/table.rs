@@ -58,6 +58,9 @@ pub(crate) struct ReportFigure {
     pub(crate) farfork_ratio: Option<f64>,
 }
 
+/// The name of the column with hosts, in a table by hosts.
+pub(crate) const HOST_COLUMN: &str = "host";
+
 /// The name of the row of all hosts together, in a table by hosts. For a time, it has the slowest one.
 const SUM_ROW: &str = "all";
 

@@ -10,7 +10,9 @@ use farfork_terminal::output;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{IntervalRates, REFERENCE_NOTE, hosts_table, unread_lines, until_interrupt, verdict, with_verdict};
+use super::{
+    IntervalRates, REFERENCE_NOTE, host_tables_text, hosts_table, unread_lines, until_interrupt, verdict, with_verdict,
+};
 use crate::GlobalArgs;
 use crate::error::BenchError;
 use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, ForkTotals, HostForks};
@@ -243,6 +245,8 @@ fn run_stress(
     if global.json {
         output::print_json(&stress_document(&outcomes, &failures, &reports));
     } else {
+        let section = with_hosts(outcomes_section(&outcomes), &reports);
+        host_tables_text(&section).for_each(|table| output::print_line(&table));
         failures.sentences().for_each(|sentence| output::print_line(&sentence));
     }
     let has_passed = failures.is_empty() && outcomes.iter().all(|(_, outcome)| outcome.has_passed());
@@ -282,9 +286,6 @@ fn outcome_text(plan: &StressForkParameters, outcome: &StressForkOutcome) -> Str
     let mut lines: Vec<String> = outcome.faults.iter().map(|fault| format!("FAULT: {fault}")).collect();
     let (_, verdict) = verdict(outcome.has_passed());
     lines.extend(unread_lines(&outcome.unread_logs));
-    lines.extend(outcome.hosts.iter().map(|HostForks { host, totals: ForkTotals { children, per_s, p50_ms, .. } }| {
-        format!("{host}: {children} children, {per_s:.1} a second; median {p50_ms:.1} ms")
-    }));
     lines.push(format!(
         "{verdict}: {children} children, {per_s:.1} a second; from call to answer: median {p50_ms:.1} ms, \
          p99 {p99_ms:.1} ms; at most {longest_gap_ms:.0} ms without an answer"

@@ -16,7 +16,8 @@ use crate::machine::source::OnHosts;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
 use crate::report::stable_interval::StableInterval;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, with_sum_row};
+use crate::report::table::{BetterDirection, HOST_COLUMN, ReportCell, ReportFigure, ReportTable, with_sum_row};
+use crate::report::text::render_table;
 use crate::samples::Spread;
 
 /// A note of sections whose reference is the rate of one client.
@@ -135,10 +136,16 @@ fn with_verdict(section: ReportSection, faults: &[String]) -> ReportSection {
     }
 }
 
+/// The tables of a section that have a row for each host, as text for people. None on one machine.
+fn host_tables_text(section: &ReportSection) -> impl Iterator<Item = String> {
+    let tables = section.tables.iter().filter(|table| table.columns.iter().any(|column| column == HOST_COLUMN));
+    tables.map(|table| format!("\n{}", render_table(table)))
+}
+
 /// The children of each host's clients, and those of all: children per second, median and 99th percentile. No rows on one
 /// machine.
 fn hosts_table(hosts: &[HostForks], all: [f64; 3]) -> ReportTable {
-    let mut table = ReportTable::new("hosts", "Children by hosts", &["host", "children", "median", "p99"]);
+    let mut table = ReportTable::new("hosts", "Children by hosts", &[HOST_COLUMN, "children", "median", "p99"]);
     let rows = hosts.iter().map(|of| (of.host.as_str(), [of.totals.per_s, of.totals.p50_ms, of.totals.p99_ms]));
     for (name, [per_s, p50_ms, p99_ms]) in with_sum_row(rows, all) {
         let time = |value| Some(ReportFigure::single(value, "ms", BetterDirection::Lower)).into();

@@ -9,10 +9,10 @@ use farfork_terminal::output;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{IntervalRates, REFERENCE_NOTE, unread_lines, verdict, with_verdict};
+use super::{IntervalRates, REFERENCE_NOTE, host_tables_text, unread_lines, verdict, with_verdict};
 use crate::GlobalArgs;
 use crate::benchmark::rpc::case::{LoadArgs, RpcCase, RpcTimes};
-use crate::benchmark::rpc::{HostCalls, RpcRunOutcome, run_once};
+use crate::benchmark::rpc::{RpcRunOutcome, run_once};
 use crate::endpoint::specification::RpcSystem;
 use crate::error::BenchError;
 use crate::experiment::error_log::LogEnds;
@@ -21,7 +21,7 @@ use crate::experiment::testbed::Testbed;
 use crate::machine::source::{HostOptions, MachineNeeds, MachineSource};
 use crate::options::{count, parse_seconds};
 use crate::report::section::ReportSection;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, with_sum_row};
+use crate::report::table::{BetterDirection, HOST_COLUMN, ReportCell, ReportFigure, ReportTable, with_sum_row};
 
 /// The default case: few enough nodes and threads for a small machine.
 const DEFAULT_CASE: RpcCase = RpcCase { clients: 4, threads: 4, ..RpcCase::SINGLE_CONNECTION };
@@ -114,8 +114,8 @@ impl StressRpc {
         let unread_logs = logs.unread.into_iter().chain(hosts.iter().flat_map(HostReport::unread_logs)).collect();
         let outcome = StressRpcOutcome { run, floor_per_s: self.floor, faults, unread_logs };
         let (status, verdict) = verdict(outcome.has_passed());
+        let section = with_hosts(stress_rpc_section(times.interval, &case, &outcome), &hosts);
         if global.json {
-            let section = with_hosts(stress_rpc_section(times.interval, &case, &outcome), &hosts);
             let passed = outcome.has_passed();
             let document =
                 json!({ "case": case, "passed": passed, "outcome": outcome, "section": section, "hosts": hosts });
@@ -123,11 +123,9 @@ impl StressRpc {
         } else {
             outcome.faults.iter().for_each(|fault| output::print_line(&format!("FAULT: {fault}")));
             unread_lines(&outcome.unread_logs).for_each(|line| output::print_line(&line));
-            for HostCalls { host, per_s, .. } in &outcome.run.hosts {
-                output::print_line(&format!("{host}: {per_s:.0} answers a second"));
-            }
             let per_s = outcome.run.per_s;
             output::print_line(&format!("{verdict}: {per_s:.0} answers a second over {} s", self.seconds));
+            host_tables_text(&section).for_each(|table| output::print_line(&table));
         }
         Ok(status)
     }
@@ -177,7 +175,7 @@ fn stress_rpc_section(interval_s: f64, case: &RpcCase, outcome: &StressRpcOutcom
 
 /// The calls of each client host, and their sum. No rows on one machine.
 fn hosts_table(run: &RpcRunOutcome) -> ReportTable {
-    let mut table = ReportTable::new("hosts", "Calls by client hosts", &["host", "calls"]);
+    let mut table = ReportTable::new("hosts", "Calls by client hosts", &[HOST_COLUMN, "calls"]);
     let rows = run.hosts.iter().map(|calls| (calls.host.as_str(), calls.per_s));
     for (name, per_s) in with_sum_row(rows, run.per_s) {
         let figure = ReportFigure::single(per_s, "1/s", BetterDirection::Higher);

@@ -9,7 +9,7 @@ use super::{
 use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
-use crate::report::table::{ReportCell, ReportTable, with_sum_row};
+use crate::report::table::{HOST_COLUMN, ReportCell, ReportTable, with_sum_row};
 
 /// Number of network cards of a node, which is also the number of paths between two nodes.
 const NICS_PER_NODE: usize = 1;
@@ -145,7 +145,7 @@ impl ConnectResults<'_> {
 
     /// The connections of each client host, and their sum.
     fn hosts_table(&self) -> ReportTable {
-        let columns = ["clients", "threads", "connection", "host", RATE.name, MEDIAN.name, P99.name];
+        let columns = ["clients", "threads", "connection", HOST_COLUMN, RATE.name, MEDIAN.name, P99.name];
         let mut table = ReportTable::new("hosts", "Connections by client hosts", &columns);
         for (case, (protection_name, protection)) in self.protected_cases() {
             let all = ConnectSampleCase::new(case, ConnectSeries::Connections(protection));

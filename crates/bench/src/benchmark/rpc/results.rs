@@ -10,7 +10,7 @@ use crate::endpoint::specification::RpcSystem;
 use crate::reference::PUBLISHED_FIGURES;
 use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
-use crate::report::table::{ReportCell, ReportFigure, ReportTable, with_sum_row};
+use crate::report::table::{HOST_COLUMN, ReportCell, ReportFigure, ReportTable, with_sum_row};
 use crate::samples::Spread;
 
 /// Minimum rate of an echo over veth, in messages per second. A slower echo was disturbed by other load, and is not a
@@ -171,7 +171,7 @@ impl RpcResults<'_> {
 
     /// The calls of each client host, and their sum.
     fn hosts_table(&self) -> ReportTable {
-        let columns = ["load", "host", RATE.name, MEDIAN.name];
+        let columns = ["load", HOST_COLUMN, RATE.name, MEDIAN.name];
         let mut table = ReportTable::new("hosts", "Calls by client hosts", &columns);
         for case in &self.cases {
             let rows = self.hosts(case).into_iter().map(|host| (host, RpcSampleCase::of_host(*case, host)));
