@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::grid::{GridCell, GridColumn, GridColumnKind, TableGrid};
-use super::{ReportSource, RunOrigin, duration_text, section_anchor};
+use super::{ReportSource, RunOrigin, duration_text, section_anchor, section_title};
 use crate::report::comparison::{COMPARISON_RULE, ComparisonVerdict};
 use crate::report::coverage::{PUBLISHED_TABLES, WITHOUT_COUNTERPART};
 use crate::report::drawing::draw_plot;
@@ -85,7 +85,7 @@ fn contents_markup(source: ReportSource<'_>) -> Markup {
             ul {
                 li { a href="#published-tables" { "Published tables" } }
                 @for named in &source.results.sections {
-                    li { a href={ "#" (section_anchor(source.results, &named.name)) } { (named.section.title) } }
+                    li { a href={ "#" (section_anchor(source.results, &named.name)) } { (section_title(source.results, named)) } }
                 }
             }
         }
@@ -131,7 +131,7 @@ fn section_markup(named: &NamedSection, source: ReportSource<'_>) -> Result<Mark
     let plots = section.plots.iter().map(draw_plot).collect::<Result<Vec<_>, _>>()?;
     Ok(html! {
         section id=(section_anchor(source.results, name)) {
-            h2 { (section.title) }
+            h2 { (section_title(source.results, named)) }
             p class="question" { (section.question) }
             pre tabindex="0" { code { (context.command) } }
             p class="context" {

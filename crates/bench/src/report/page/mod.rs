@@ -119,6 +119,15 @@ fn plot_file(section: &str, plot: &str) -> String {
     format!("{section}-{}.svg", anchor(plot))
 }
 
+/// The title of a section. Sections with the same title, such as those of a plan's rounds, have the names of their files, too.
+fn section_title(results: &ResultDirectory, named: &NamedSection) -> String {
+    let title = &named.section.title;
+    match results.sections.iter().filter(|other| other.section.title == *title).count() {
+        ..2 => title.clone(),
+        _ => format!("{title} ({})", named.name),
+    }
+}
+
 /// The anchor of a section. Sections whose names differ only in replaced characters get a number.
 fn section_anchor(results: &ResultDirectory, name: &str) -> String {
     let own = anchor(name);
