@@ -82,7 +82,7 @@ pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
 }
 
 /// How functions are called.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct FunctionCallArgs {
     /// The payload of every call of a Python function: a JSON document, or @FILE for the document in a file.
     #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_payload)]

@@ -1,6 +1,8 @@
 //! `farfork bench peak`: for each workload, clients on several nodes fork children of a parent on another node, one after
 //! another, for a given time.
 
+mod results;
+
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -8,19 +10,18 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::json;
 
+use self::results::{hosts_table, latency_table, rate_table, stable_interval, throughput_plot};
 use super::{BenchResults, BenchRun, Benchmark};
 use crate::error::BenchError;
-use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad, ForkTotals, HostForks};
+use crate::experiment::fork_load::{ForkLoad, ForkTotals, HostForks};
 use crate::experiment::local_cluster::{BenchCluster, node_arguments};
 use crate::figure::Figure;
 use crate::machine::description;
 use crate::machine::remote::RemoteHosts;
 use crate::options::{FunctionCallArgs, SamplesOption, count, parse_seconds};
 use crate::reference::{PUBLISHED_FIGURES, PeakReference};
-use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
 use crate::report::section::ReportSection;
-use crate::report::stable_interval::StableInterval;
-use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable, with_sum_row};
+use crate::report::table::ReportCell;
 use crate::samples::FigureSamples;
 use crate::workload::fork_workload::{ForkWorkload, WorkloadParent};
 use crate::workload::functions::FunctionSource;
@@ -42,34 +43,35 @@ const MEMORY_PART: f64 = 0.5;
 /// The benchmark prints a line for each client process. A workload whose children would need more than half of the
 /// available memory gets fewer clients. If a function fails, the others are still measured, and its error is printed at
 /// the end.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   farfork bench peak                                    as published for MITOSIS: 8 nodes of 12 clients, 20 s for each row
   farfork bench peak helloworld sparse --nodes 2 --clients 2 --seconds 5
   farfork bench peak json --strategy cow --strategy eager --zygotes off
   farfork bench peak ./mine.py:work --payload '{\"size\": 3}' --python /usr/bin/python3
+  farfork bench peak --inventory HOSTS.toml             the workload sparse, with clients on all hosts but the first
 
 Exit status: 0 measured, 1 failed, a function failed or a result was wrong, 2 wrong usage.")]
 pub(crate) struct BenchPeak {
     /// Workloads: sparse, helloworld, json, compression, pyaes, chameleon, image, pagerank, recognition, micro, or
-    /// FILE.py:HANDLER [default: sparse and the nine functions].
+    /// FILE.py:HANDLER [default: sparse and the nine functions; with --inventory, sparse].
     #[arg(value_name = "WORKLOAD", value_parser = WorkloadName::parse)]
     workloads: Vec<WorkloadName>,
     #[command(flatten)]
     call: FunctionCallArgs,
-    /// Number of nodes with clients. The parent is on one more node.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = count(1..=10))]
-    nodes: usize,
+    /// Number of nodes with clients. The parent is on one more node [default: 8; with --inventory, all hosts but one].
+    #[arg(long, value_name = "N", value_parser = count(1..=NODES_MAX as u64))]
+    nodes: Option<usize>,
     /// Number of client processes on each of these nodes.
     #[arg(long, value_name = "C", default_value_t = 12, value_parser = count(1..=64))]
     clients: usize,
     /// Time for which the clients of each row fork, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = parse_seconds)]
     seconds: f64,
-    /// Whether nodes keep zygotes.
-    #[arg(long, value_name = "on|off|both", default_value = "both")]
-    zygotes: ZygoteChoice,
+    /// Whether nodes keep zygotes [default: both; with --inventory, on].
+    #[arg(long, value_name = "on|off|both")]
+    zygotes: Option<ZygoteChoice>,
     /// Paging strategy of children, as `farfork fork --strategy`. Can be repeated [default: as `farfork fork`].
     #[arg(long, value_name = "STRATEGY")]
     strategy: Vec<String>,
@@ -89,6 +91,12 @@ enum ZygoteChoice {
     Off,
     Both,
 }
+
+/// Number of nodes with clients in the published run.
+const PUBLISHED_NODES: usize = 8;
+
+/// Maximum number of nodes with clients.
+const NODES_MAX: usize = 10;
 
 /// Private memory of the C++ program, in MiB: as in the published stress test.
 const SPARSE_MIB: u64 = 16;
@@ -172,6 +180,23 @@ impl PeakCase {
 }
 
 impl BenchPeak {
+    /// Adds the defaults for hosts, of which `clients_max` may have clients. `None` on one machine.
+    fn with_defaults(&self, clients_max: Option<usize>) -> Self {
+        let mut plan = self.clone();
+        if let Some(hosts) = clients_max {
+            plan.nodes.get_or_insert(hosts.clamp(1, NODES_MAX));
+            plan.zygotes.get_or_insert(ZygoteChoice::On);
+            if plan.workloads.is_empty() {
+                plan.workloads.push(WorkloadName::Sparse);
+            }
+        }
+        plan
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes.unwrap_or(PUBLISHED_NODES)
+    }
+
     fn workloads(&self) -> Vec<ForkWorkload> {
         let names = if self.workloads.is_empty() { WorkloadName::all() } else { self.workloads.clone() };
         let names = WorkloadName::make_distinct(names).into_iter();
@@ -179,7 +204,7 @@ impl BenchPeak {
     }
 
     fn zygotes(&self) -> &'static [bool] {
-        match self.zygotes {
+        match self.zygotes.unwrap_or(ZygoteChoice::Both) {
             ZygoteChoice::On => &[true],
             ZygoteChoice::Off => &[false],
             ZygoteChoice::Both => &[true, false],
@@ -208,6 +233,12 @@ impl Benchmark for BenchPeak {
     const HOSTS_REFUSAL: Option<&'static str> = None;
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
+        self.with_defaults(run.machines.clients_max()).measure_all(run).await
+    }
+}
+
+impl BenchPeak {
+    async fn measure_all(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         let workloads = self.workloads();
         let hosts: Vec<String> = run.machines.hosts().into_iter().flat_map(RemoteHosts::names).skip(1).collect();
         let refuse = |part, reason| Err(BenchError::NotOnHosts { part, reason });
@@ -224,7 +255,7 @@ impl Benchmark for BenchPeak {
             // Nodes keep the default number of zygotes, or none.
             let encrypted = run.machines.encrypts_by_default();
             let arguments = node_arguments(&[("--zygotes", (!zygotes).then_some(0))]);
-            let mut cluster = BenchCluster::start_nodes(&run.machines, self.nodes + 1, encrypted, &arguments).await?;
+            let mut cluster = BenchCluster::start_nodes(&run.machines, self.nodes() + 1, encrypted, &arguments).await?;
             for workload in &workloads {
                 if !failures.contains(workload.name()) {
                     let measured = self.measure_workload(&mut cluster, workload, zygotes, &mut samples, run).await;
@@ -235,9 +266,7 @@ impl Benchmark for BenchPeak {
         }
         Ok(self.results(&samples, &hosts, &failures.require_other(workloads.len())?))
     }
-}
 
-impl BenchPeak {
     /// Measures all strategies with one seed.
     async fn measure_workload(
         &self,
@@ -331,7 +360,7 @@ impl BenchPeak {
             return self.clients;
         }
         let available_kib = description::available_mib() as f64 * 1024.0 * MEMORY_PART;
-        let fitting = available_kib / (resident_kib.max(1) as f64 * self.nodes as f64);
+        let fitting = available_kib / (resident_kib.max(1) as f64 * self.nodes() as f64);
         (fitting as usize).clamp(1, self.clients)
     }
 
@@ -352,7 +381,7 @@ impl BenchPeak {
             .iter()
             .map(|case| throughput_plot(case, samples))
             .fold(section, ReportSection::with_plot)
-            .with_note(format!("{} nodes with clients, and one with the parent. {} s for each row.", self.nodes, self.seconds))
+            .with_note(format!("{} nodes with clients, and one with the parent. {} s for each row.", self.nodes(), self.seconds))
             .with_note(
                 "Stable interval: children of all clients per second in the longest interval whose seconds are within a tenth \
                  of their middle.",
@@ -375,7 +404,7 @@ impl BenchPeak {
         let document = json!({
             "plan": {
                 "workloads": self.workloads(),
-                "child_nodes": self.nodes,
+                "child_nodes": self.nodes(),
                 "clients": self.clients,
                 "seconds": self.seconds,
                 "zygotes": self.zygotes(),
@@ -388,67 +417,6 @@ impl BenchPeak {
         });
         BenchResults { is_complete: failures.is_empty(), ..BenchResults::new(section, document) }
     }
-}
-
-/// The part of the run in which the rate hardly changes.
-fn stable_interval(case: &PeakCase, samples: &FigureSamples<PeakCase>) -> Option<StableInterval> {
-    StableInterval::find(samples.values(case, INTERVAL_RATE), FORK_INTERVAL_S)
-}
-
-fn rate_table(cases: &[PeakCase], samples: &FigureSamples<PeakCase>) -> ReportTable {
-    let columns =
-        ["workload", "zygotes", "strategy", CLIENTS.name, INTERVAL_RATE.name, CLIENT_RATE.name, LOCAL_FORK_RATE.name];
-    let mut table = ReportTable::new("rate", "Children per second", &columns);
-    for case in cases {
-        let stable = stable_interval(case, samples)
-            .map(|stable| ReportFigure::single(stable.mean, INTERVAL_RATE.unit, BetterDirection::Higher));
-        let of_client = samples.figure(case, CLIENT_RATE);
-        let published = case.published(|reference| reference.per_client_s);
-        table.add_row(case.cells().into_iter().chain([
-            samples.cell(case, CLIENTS),
-            stable.into(),
-            of_client.map(|rate| rate.with_reference(published)).into(),
-            samples.cell(case, LOCAL_FORK_RATE),
-        ]));
-    }
-    table
-}
-
-/// The children of each host with clients, and their sum.
-fn hosts_table(cases: &[PeakCase], hosts: &[String], samples: &FigureSamples<PeakCase>) -> ReportTable {
-    let columns = ["workload", "strategy", "host", HOST_RATE.name, HOST_MEDIAN.name, HOST_P99.name];
-    let mut table = ReportTable::new("hosts", "Children per second by hosts", &columns);
-    for case in cases {
-        let rows = hosts.iter().map(|host| (host.as_str(), case.of_host(host)));
-        for (name, of) in with_sum_row(rows, case.clone()) {
-            let figures = [HOST_RATE, HOST_MEDIAN, HOST_P99].map(|figure| samples.cell(&of, figure));
-            let key = [&case.workload, case.strategy_text(), name].map(ReportCell::text);
-            table.add_row(key.into_iter().chain(figures));
-        }
-    }
-    table
-}
-
-fn latency_table(cases: &[PeakCase], samples: &FigureSamples<PeakCase>) -> ReportTable {
-    let columns = ["workload", "zygotes", "strategy", CLIENT_MEDIAN.name, CLIENT_P99.name];
-    let title = "From the request for a child until its result was checked, of each client";
-    let mut table = ReportTable::new("latency", title, &columns);
-    for case in cases {
-        let published = case.published(|reference| reference.latency_ms);
-        let median = samples.figure(case, CLIENT_MEDIAN).map(|median| median.with_reference(published));
-        table.add_row(case.cells().into_iter().chain([median.into(), samples.cell(case, CLIENT_P99)]));
-    }
-    table
-}
-
-fn throughput_plot(case: &PeakCase, samples: &FigureSamples<PeakCase>) -> ReportPlot {
-    let points = samples.values(case, INTERVAL_RATE).iter().enumerate();
-    let points = points.map(|(index, rate)| PlotPoint::new((index as f64 + 0.5) * FORK_INTERVAL_S, *rate));
-    let name = format!("{}, zygotes {}, {} strategy", case.workload, case.zygotes_text(), case.strategy_text());
-    let (x, y) = (PlotAxis::new("time", "s"), PlotAxis::new("children", "1/s"));
-    let plot = ReportPlot::new(PlotKind::OverTime, &name.replace(", ", "-").replace(' ', "-"), &name, x, y);
-    let plot = plot.with_series("all clients", SeriesRole::Measured, points);
-    ReportPlot { stable: stable_interval(case, samples), ..plot }
 }
 
 /// Children of os.fork() per second that call the parent's function; `None` without a function.
