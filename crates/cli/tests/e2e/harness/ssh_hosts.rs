@@ -113,6 +113,8 @@ impl SshHosts {
                 .to_owned();
         for host in &self.hosts {
             let (name, pid) = (&host.name, host.process.id());
+            // Before, the link would be added to the network of this process.
+            wait_for_network(pid);
             let _ =
                 writeln!(plan, "link add {name} type veth peer name eth0 netns {pid}\nlink set {name} master br0 up");
         }
@@ -256,13 +258,18 @@ fn spawn(command: &mut Command, log: Option<File>) -> Child {
     command.stdout(Stdio::null()).stderr(log).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-/// Runs commands of ip(8) in the network of a process. Waits until the process has its own network.
-fn run_ip(pid: u32, plan: &str) {
+/// Waits until a process has its own network. Returns its path.
+fn wait_for_network(pid: u32) -> PathBuf {
     let own = fs::read_link("/proc/self/ns/net").expect("/proc is mounted");
     let network = PathBuf::from(format!("/proc/{pid}/ns/net"));
     wait::wait_until("a network namespace", READY_LIMIT, || (fs::read_link(&network).ok()? != own).then_some(()));
+    network
+}
+
+/// Runs commands of ip(8) in the network of a process. Waits until the process has its own network.
+fn run_ip(pid: u32, plan: &str) {
     let mut command = Command::new("nsenter");
-    command.arg(format!("--net={}", network.display())).args(["ip", "-batch", "-"]);
+    command.arg(format!("--net={}", wait_for_network(pid).display())).args(["ip", "-batch", "-"]);
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("nsenter(1) runs");
     std::io::Write::write_all(&mut child.stdin.take().expect("it is piped"), plan.as_bytes()).expect("a short text");
     let output = wait::wait_with_output(child, "ip -batch", COMMAND_LIMIT);
