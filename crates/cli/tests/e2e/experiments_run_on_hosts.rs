@@ -106,6 +106,15 @@ fn server_and_clients() {
     assert_eq!((host_names(&document["hosts"]), host_names(&case["hosts"])), (vec!["n1", "n2"], vec!["n2"]));
     assert!(case["hosts"][0]["per_s"].as_f64() > Some(0.0) && case["hosts"][0]["per_s"] == case["per_s"], "{case}");
 
+    let stress = ["stress", "rpc", "--threads", "2", "--seconds", "2", "--floor", "0", "--exclude", "n9"];
+    let text = coordinator.run(&stress);
+    text.require_success();
+    let rows = |name: &str| text.stdout.lines().filter(|line| line.starts_with(name)).count();
+    // The calls by hosts and their sum, and the hosts of the run.
+    assert_eq!(["n1 ", "n2 ", "all "].map(rows), [1, 2, 1], "{}", text.stdout);
+    let document = coordinator.measure(&stress);
+    assert_eq!(host_names(&document["outcome"]["hosts"]), ["n2"]);
+
     coordinator.run(&calls).require_failure(1, &["host n9: ", "10.99.0.9"]);
     coordinator.wait_until_clean();
     let refused = coordinator.run(&["stress", "paging", "--seconds", "1"]);
@@ -120,6 +129,7 @@ fn nodes_are_measured() {
     let fork = ["bench", "fork", "--mib", "1", "--runs", "2", "--within", "20"];
     let missing = coordinator.run(&fork);
     missing.require_failure(1, &["host n1: no node answers at /run/farfork/node.sock", "`farfork cluster deploy`"]);
+    assert_eq!(missing.stderr.matches('`').count(), 2, "one next step: {}", missing.stderr);
     coordinator.wait_until_clean();
     let deployed = coordinator.run(&["cluster", "deploy"]);
     deployed.require_success();
@@ -128,14 +138,23 @@ fn nodes_are_measured() {
     let figures = document["figures"].as_array().expect("figures");
     let is_resume = |figure: &&Value| figure["figure"] == "resume" && figure["node"] == "other";
     assert!(figures.iter().find(is_resume).is_some_and(|figure| figure["samples"] == 2), "{document}");
+    assert!(document["section"]["notes"].to_string().contains("own node: n1; other node: n2"), "{document}");
     let clear = coordinator.run(&[&fork[..], &["--encryption", "off"]].concat());
     clear.require_failure(1, &["--encryption off does not match"]);
     // More parents than a connection of ssh has sessions.
     let faults = ["bench", "fault", "--runs", "1", "--stream-mib", "64"];
     assert_eq!(host_names(&coordinator.measure(&faults)["hosts"]), ["n1", "n2", "n3"]);
+    for experiment in [
+        &["bench", "churn", "--mib", "8", "--runs", "1"][..],
+        &["bench", "tree", "--processes", "1,3", "--mib", "1", "--shared-mib", "1", "--runs", "2"],
+    ] {
+        let document = coordinator.measure(experiment);
+        assert_eq!(host_names(&document["hosts"]), ["n1", "n2", "n3"]);
+        assert!(document["figures"].as_array().is_some_and(|figures| !figures.is_empty()), "{document}");
+    }
 
-    let peak = ["bench", "peak", "sparse", "--nodes", "2", "--clients", "1", "--seconds", "2", "--zygotes", "on"];
-    let peak = coordinator.run(&peak);
+    // By default, the workload sparse and clients on all hosts but the first.
+    let peak = coordinator.run(&["bench", "peak", "--clients", "1", "--seconds", "2"]);
     assert!(
         peak.status.success() && ["n2", "n3", "all"].iter().all(|name| peak.stdout.contains(name)),
         "{}{}",
