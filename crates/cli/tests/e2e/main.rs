@@ -56,6 +56,7 @@ mod paging_survives_injected_faults;
 mod parent_may_die;
 mod parent_runs_on_unharmed;
 mod phases_are_reported;
+mod plans_of_the_guide_run;
 mod plans_run_on_hosts;
 mod prepare_and_drop_do_not_leak;
 mod process_state_is_restored;
@@ -146,6 +147,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("programs_may_fork_themselves", programs_may_fork_themselves::TESTS),
     ("phases_are_reported", phases_are_reported::TESTS),
     ("guide_commands_work", guide_commands_work::TESTS),
+    ("plans_of_the_guide_run", plans_of_the_guide_run::TESTS),
     ("plans_run_on_hosts", plans_run_on_hosts::TESTS),
     ("prepare_and_drop_do_not_leak", prepare_and_drop_do_not_leak::TESTS),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
