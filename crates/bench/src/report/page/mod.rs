@@ -276,6 +276,20 @@ mod tests {
         }
     }
 
+    /// As the rounds of a plan.
+    #[test]
+    fn sections_with_the_same_title_have_their_names_too() {
+        let directory = results(10.0);
+        let title = |directory: &tempfile::TempDir| {
+            let files = write_report(directory.path(), None).unwrap();
+            let html = fs::read_to_string(files.html).unwrap();
+            html.matches("Fork &amp; &lt;i&gt; (").count()
+        };
+        assert_eq!(title(&directory), 0);
+        fs::copy(directory.path().join("fork.json"), directory.path().join("fork-round-2.json")).unwrap();
+        assert_eq!(title(&directory), 4, "in the contents, and above each section");
+    }
+
     #[test]
     fn names_become_file_names_without_directories() {
         assert_eq!(join_distinct(["a", "b", "a"].into_iter()), "a; b");
