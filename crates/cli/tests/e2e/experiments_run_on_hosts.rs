@@ -109,7 +109,7 @@ fn server_and_clients() {
     let stress = ["stress", "rpc", "--threads", "2", "--seconds", "2", "--floor", "0", "--exclude", "n9"];
     let text = coordinator.run(&stress);
     text.require_success();
-    let rows = |name: &str| text.stdout.lines().filter(|line| line.starts_with(name)).count();
+    let rows = |name: &str| text.stdout.lines().filter(|line| line.trim_start().starts_with(name)).count();
     // The calls by hosts and their sum, and the hosts of the run.
     assert_eq!(["n1 ", "n2 ", "all "].map(rows), [1, 2, 1], "{}", text.stdout);
     let document = coordinator.measure(&stress);

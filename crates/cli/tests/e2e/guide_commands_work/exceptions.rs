@@ -42,6 +42,7 @@ const EXCEPTIONS: &[GuideException] = &[
     except("coordinator.md", "farfork cluster undeploy", "uses ssh; `nodes_are_deployed_over_ssh` tests it"),
     except("coordinator.md", "farfork bench rpc", "uses ssh; `experiments_run_on_hosts` tests it"),
     except("coordinator.md", "farfork bench run", "uses ssh; `plans_run_on_hosts` tests it"),
+    except("coordinator.md", "farfork bench report", "needs the results of a plan; `benchmarks_run` makes reports"),
     except("coordinator.md", "inventory = ", "a plan; `plans_run_on_hosts` has one"),
     except("several-machines.md", "scp ", "copies to another machine"),
     except(
