@@ -252,7 +252,8 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         .filter_map(|one| one.outcome.cloned.discarded.take())
         .for_each(|mut clone| clone.kill(Some(trace_lock)));
     let mut rollback = CaptureRollback { templates, pages: injection_pages(&tree, &released), lock: trace_lock };
-    let (processes, shared) = read_templates(tree, released, &rollback.templates, files?, PauseTimes { stopped_ns, clocks }, &deadline)?;
+    let (processes, shared) =
+        read_templates(tree, released, &rollback.templates, files?, PauseTimes { stopped_ns, clocks }, &deadline)?;
     times.total = started_at.elapsed();
     Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
 }
@@ -303,7 +304,15 @@ fn read_templates(
     for (((tree_process, released), template), file_state) in members {
         let mut prepared = tree_process.prepared;
         held_files.merge(std::mem::take(&mut prepared.held_files));
-        processes.push(read_template(prepared, released, template, file_state, &shared_copies, pause.clocks, deadline)?);
+        processes.push(read_template(
+            prepared,
+            released,
+            template,
+            file_state,
+            &shared_copies,
+            pause.clocks,
+            deadline,
+        )?);
     }
     // The processes may have grown since their surveys.
     let size = processes
@@ -340,15 +349,8 @@ fn read_template(
     let PreparedProcess { mut survey, template_search: search, .. } = prepared;
     let (answers, mem) = (paused.parse_answers(&snapshot)?, open_memory(subject)?);
     let offered_contents = read_offered_contents(&paused, pid, &mem)?;
-    let PauseOutcome {
-        extended_states,
-        pages,
-        posix_timers: timers,
-        filters,
-        cloned,
-        unmap_result: unmapped,
-        ..
-    } = paused;
+    let PauseOutcome { extended_states, pages, posix_timers: timers, filters, cloned, unmap_result: unmapped, .. } =
+        paused;
     let dontfork_ranges = unmapped.and(cloned.dontfork_ranges)?;
     // First release the template's address space from the pager, so that all later steps see an ordinary process.
     let missing_pages = match (search, cloned.address_space?) {

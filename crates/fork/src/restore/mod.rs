@@ -158,9 +158,7 @@ pub enum RestoreError {
         remedy: Option<&'static str>,
     },
     /// The CPU lacks state components of the parent's registers.
-    #[error(
-        "the seed's CPU has state that this node lacks ({missing}): fork it to a node with the same CPU features"
-    )]
+    #[error("the seed's CPU has state that this node lacks ({missing}): fork it to a node with the same CPU features")]
     MissingCpuState {
         /// State components, by name.
         missing: String,

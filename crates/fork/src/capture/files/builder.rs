@@ -10,8 +10,8 @@ use farfork_sys::fd_owner::{FdOwner, SignalTarget};
 use farfork_sys::pidfd;
 use farfork_sys::process::{FdInfo, LockEntry, TaskFd};
 use farfork_wire::descriptor::{
-    FileDescriptor, FileLock, FileOwner, FileStatus, FileVersion, MessageSender, MovedEpollTarget,
-    OpenFile, OpenFileAttributes, PseudoTerminal, Socket, StandardStream,
+    FileDescriptor, FileLock, FileOwner, FileStatus, FileVersion, MessageSender, MovedEpollTarget, OpenFile,
+    OpenFileAttributes, PseudoTerminal, Socket, StandardStream,
 };
 
 use super::anon_inode::LockHolder;

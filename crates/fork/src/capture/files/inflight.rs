@@ -52,11 +52,7 @@ impl OpenFileStates {
 
     /// Reads files in flight in the sockets that were read, and in sockets that are in flight themselves.
     /// `pid` is the process.
-    pub(super) fn read_inflight(
-        &mut self,
-        pid: i32,
-        diagnosis: Option<&SockDiag>,
-    ) -> io::Result<()> {
+    pub(super) fn read_inflight(&mut self, pid: i32, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let mut known = 0;
         while known < self.inflight_fds().len() {
             let own = std::process::id().cast_signed();

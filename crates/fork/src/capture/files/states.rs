@@ -354,8 +354,7 @@ mod tests {
             (OpenFileStates::read(pid, &before, &DaemonSockets::default(), None), refusals)
         };
         let outcomes = [FdKind::Pipe, FdKind::Socket, FdKind::TimerFd, FdKind::TerminalMaster].map(outcome_if_it_was);
-        let known =
-            OpenFileStates::read(pid, std::slice::from_ref(&now), &DaemonSockets::default(), None);
+        let known = OpenFileStates::read(pid, std::slice::from_ref(&now), &DaemonSockets::default(), None);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
         for (read, refusals) in outcomes.into_iter().chain([(known, Ok(Vec::new()))]) {

@@ -38,7 +38,7 @@ pub(in crate::capture) fn refuse_unshared_table(pid: i32, tid: i32) -> Option<Re
 
 fn refuse_own_namespace(pid: i32, common: &[Option<PathBuf>], tid: i32) -> Option<Refusal> {
     let own = read_namespaces(tid);
-    // No link of a thread that ends can be read. That of a pid namespace without processes cannot either.
+    // No link of a thread that ends can be read. Neither can the link of a pid namespace without processes.
     let is_alive = own[0].is_some();
     let is_own = |at: &usize| is_alive && common[*at].is_some() && own[*at] != common[*at];
     let name = NAMESPACES[(0..NAMESPACES.len()).find(is_own)?];
