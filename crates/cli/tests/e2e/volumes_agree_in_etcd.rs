@@ -153,11 +153,9 @@ fn damaged_record() {
     let partial = cluster.first().run(&import);
     assert_eq!(partial.status.code(), Some(3), "{}", partial.stderr);
     assert!(partial.stdout.contains("in the catalog already: other"), "{}", partial.stdout);
-    cluster.first().run_failing(&import).require_mentions(&[
-        "record of volume data",
-        "damaged",
-        "import-catalog FILE data",
-    ]);
+    for part in ["record of volume data", "damaged", "import-catalog FILE data"] {
+        assert!(partial.stderr.contains(part), "no {part:?} in {}", partial.stderr);
+    }
     let missing = cluster.first().run_failing(&["volume", "import-catalog", "/dev/shm/none/catalog.json"]);
     missing.require_mentions(&["/dev/shm/none/catalog.json does not exist", "export-catalog"]);
     let unknown = cluster.first().run_failing(&[import.as_slice(), &["none"]].concat());
