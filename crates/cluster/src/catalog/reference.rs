@@ -117,7 +117,9 @@ mod tests {
         let ((own, authority), (other, _)) = (new_cluster(&path("own")), new_cluster(&path("other")));
         require(&catalog, None).unwrap();
         let file = CatalogLocation::File(path("catalog"));
-        [&own, &other].map(|directory| require_own_catalog(&file, &catalog, Some(directory)).unwrap());
+        for directory in [&own, &other] {
+            require_own_catalog(&file, &catalog, Some(directory)).unwrap();
+        }
 
         require(&catalog, Some(&own)).unwrap();
         for refused in [require(&catalog, Some(&other)), require(&catalog, None)] {
