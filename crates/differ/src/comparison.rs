@@ -157,6 +157,8 @@ fn find_tolerance(difference: &Difference, circumstances: &ComparisonContext<'_>
 }
 
 fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
+    /// First byte of the address in a `struct sockaddr_in`, in hexadecimal.
+    const LOOPBACK: &str = "7f";
     let (parent, child) = (difference.parent.as_deref(), difference.child.as_deref());
     match policy {
         TolerancePolicy::AnyValue | TolerancePolicy::Volatile => true,
@@ -173,6 +175,12 @@ fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
         | TolerancePolicy::KnownGap { parent: expected, child: value, .. } => {
             let is = |pattern: &str, value: Option<&str>| matches(pattern, value.unwrap_or_default());
             is(expected, parent) && is(value, child)
+        }
+        TolerancePolicy::LoopbackAddress => {
+            let network =
+                |address: &Option<String>| address.as_deref()?.strip_prefix("0200")?.get(4..6).map(str::to_owned);
+            let (before, now) = (network(&difference.parent), network(&difference.child));
+            before.is_some_and(|network| network != LOOPBACK) && now.as_deref() == Some(LOOPBACK)
         }
         TolerancePolicy::WithinDistance(most) => {
             parse_numbers(difference).is_some_and(|(parent, child)| parent.abs_diff(child) <= most)
@@ -235,6 +243,18 @@ mod tests {
         };
         assert_eq!(fields_that_differ("shared /dev/shm/sem.x (deleted) at 0"), 1);
         assert_eq!(fields_that_differ("shared /private/file at 0"), 0);
+    }
+
+    #[test]
+    fn only_the_address_of_another_network_becomes_a_loopback_address() {
+        let fields_that_differ = |parent: &str, child: &str| {
+            let of = |address: &str| observation(&[("7/fd/3/peer address", address)]);
+            compare(&of(parent), &of(child)).differences.len()
+        };
+        let [network, loopback, another] = ["0200999ec0000202", "0200ee497f000001", "0200ee487f000001"];
+        assert_eq!(fields_that_differ(network, loopback), 0);
+        assert_eq!(fields_that_differ(another, loopback), 1);
+        assert_eq!(fields_that_differ(loopback, network), 1);
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub enum TolerancePolicy {
         /// Pattern of the child's value.
         child: &'static str,
     },
+    /// An IPv4 address of another network becomes a loopback address.
+    LoopbackAddress,
     /// The values are numbers with at most this distance.
     WithinDistance(u64),
     /// The values are numbers, and the child's has this additional bit. Octal numbers begin with 0.
@@ -74,6 +76,10 @@ const fn any_value(field: &'static str, reason: &'static str) -> Tolerance {
 
 const fn volatile(field: &'static str, reason: &'static str) -> Tolerance {
     Tolerance { field, policy: TolerancePolicy::Volatile, reason }
+}
+
+const fn remaining_time(field: &'static str) -> Tolerance {
+    Tolerance { field, policy: TolerancePolicy::WithinDistance(NEAR_MS), reason: "remaining time" }
 }
 
 const fn changes_to(field: &'static str, parent: &'static str, child: &'static str, reason: &'static str) -> Tolerance {
@@ -246,30 +252,23 @@ pub const TOLERANCES: &[Tolerance] = &[
     Tolerance { field: "fd/*/fcntl/F_GETPIPE_SZ", policy: TolerancePolicy::WriteOnlyPipe, reason: REASON_UNREAD_PIPE },
     Tolerance { field: "fd/*/ioctl/FIONREAD", policy: TolerancePolicy::WriteOnlyPipe, reason: REASON_UNREAD_PIPE },
     // Remaining times.
-    Tolerance {
-        field: "fd/*/info/it_value",
-        policy: TolerancePolicy::WithinDistance(NEAR_MS),
-        reason: "remaining time",
-    },
+    remaining_time("fd/*/info/it_value"),
     Tolerance {
         field: "fd/*/info/ticks",
         policy: TolerancePolicy::WithinDistance(1),
         reason: "the timer may expire while the other process is read",
     },
-    Tolerance {
-        field: "interval timer/*/left",
-        policy: TolerancePolicy::WithinDistance(NEAR_MS),
-        reason: "remaining time",
-    },
-    Tolerance {
-        field: "posix timer/*/left",
-        policy: TolerancePolicy::WithinDistance(NEAR_MS),
-        reason: "remaining time",
-    },
+    remaining_time("interval timer/*/left"),
+    remaining_time("posix timer/*/left"),
     // Sockets.
     changes_to("fd/*/option/SOL_SOCKET/SO_PEERCRED", "outside *", "*", "a process that a child does not have"),
     volatile("fd/*/option/SOL_SOCKET/SO_INCOMING_CPU", "the CPU at which the last packet arrived"),
     changes_to("fd/*/peer address", "*", "errno 107", "a connection to a process outside the tree is reset in a child"),
+    Tolerance {
+        field: "fd/*/peer address",
+        policy: TolerancePolicy::LoopbackAddress,
+        reason: "a connection over another network that its peer has shut down has loopback addresses",
+    },
     changes_to(
         "fd/*/own address",
         "02*",

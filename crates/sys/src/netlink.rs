@@ -1,4 +1,4 @@
-//! Requests to the kernel over netlink(7), each with one reply.
+//! Requests to the kernel over netlink(7).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,6 +10,8 @@ pub(crate) const HEADER_BYTES: usize = 16;
 
 /// The flag that every request has.
 pub(crate) const NLM_F_REQUEST: u16 = 0x1;
+/// The flags that request all objects of a kind.
+const NLM_F_DUMP: u16 = 0x300;
 /// The flag that makes the kernel also reply to requests that otherwise get a reply only on failure.
 pub(crate) const NLM_F_ACK: u16 = 0x4;
 
@@ -32,8 +34,36 @@ impl Netlink {
     /// # Errors
     /// As send(2) and recv(2). If the kernel refuses the request, the reply contains the error: see [`check_error`].
     pub(crate) fn request(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
-        /// Size of the longest reply, in bytes: a page, and a part of the request.
-        const ANSWER_BYTES_MAX: usize = 8192;
+        self.send(kind, flags, body)?;
+        self.receive()
+    }
+
+    /// Requests all objects of a kind. Returns a message with its header for each.
+    ///
+    /// # Errors
+    /// As send(2) and recv(2), and if the kernel refuses the request.
+    pub(crate) fn dump(&self, kind: u16, body: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        const NLMSG_DONE: u16 = 3;
+        self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, body)?;
+        let mut messages = Vec::new();
+        loop {
+            let answer = self.receive()?;
+            let mut rest = &answer[..];
+            while !rest.is_empty() {
+                let bytes = u32_at(rest, 0).ok_or_else(malformed)? as usize;
+                let message = rest.get(..bytes).filter(|message| message.len() >= HEADER_BYTES);
+                let message = message.ok_or_else(malformed)?;
+                check_error(message)?;
+                if u16_at(message, 4) == Some(NLMSG_DONE) {
+                    return Ok(messages);
+                }
+                messages.push(message.to_vec());
+                rest = rest.get(bytes.next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+    }
+
+    fn send(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
         let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
         request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
         request.extend(kind.to_ne_bytes());
@@ -41,6 +71,12 @@ impl Netlink {
         request.extend([0; 8]);
         request.extend(body);
         send(&self.0, &request, SendFlags::empty())?;
+        Ok(())
+    }
+
+    fn receive(&self) -> io::Result<Vec<u8>> {
+        /// Size of the longest reply, in bytes: a page, and a part of the request. The kernel divides longer ones.
+        const ANSWER_BYTES_MAX: usize = 8192;
         let mut answer = vec![0; ANSWER_BYTES_MAX];
         let (length, _) = recv(&self.0, &mut answer[..], RecvFlags::empty())?;
         answer.truncate(length);

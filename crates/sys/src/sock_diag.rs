@@ -1,5 +1,5 @@
 //! Queries the kernel about sockets (sock_diag(7)). By inode: the peer of a Unix socket. By addresses: whether a file refers
-//! to a TCP connection, and how a UDP socket was shut down.
+//! to a TCP connection, and how a UDP socket was shut down. Also the connections that wait to be accepted by a TCP socket.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -45,6 +45,39 @@ pub struct TcpMd5Key {
     pub key: Vec<u8>,
 }
 
+/// A TCP connection that waits to be accepted, and whose client has shut it down for sending, or has closed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EndedTcpClient {
+    /// Address of the end that waits.
+    pub server: SocketAddr,
+    /// Address of the client.
+    pub client: SocketAddr,
+    /// Whether the client has sent data before.
+    pub has_sent: bool,
+}
+
+impl EndedTcpClient {
+    /// Parses `struct inet_diag_msg`. `None` if a process has the socket open.
+    fn parse(message: &[u8]) -> Option<Self> {
+        const RECEIVE_QUEUE_AT: usize = HEADER_BYTES + 56;
+        /// The end of the stream (FIN) counts as one byte.
+        const END_BYTES: u32 = 1;
+        let is_ipv4 = u16::from(*message.get(HEADER_BYTES)?) == AddressFamily::INET.as_raw();
+        let end = |port_at: usize, address_at: usize| {
+            let port = u16::from_be_bytes(message.get(HEADER_BYTES + port_at..)?.first_chunk().copied()?);
+            let address: [u8; 16] = message.get(HEADER_BYTES + address_at..)?.first_chunk().copied()?;
+            let ip = match is_ipv4 {
+                true => IpAddr::from([address[0], address[1], address[2], address[3]]),
+                false => IpAddr::from(address),
+            };
+            Some(SocketAddr::new(ip, port))
+        };
+        let has_sent = u32_at(message, RECEIVE_QUEUE_AT)? > END_BYTES;
+        let is_unaccepted = u32_at(message, INODE_AT)? == 0;
+        Some(Self { server: end(4, 8)?, client: end(6, 24)?, has_sent }).filter(|_| is_unaccepted)
+    }
+}
+
 impl TcpMd5Key {
     const KEY_BYTES_MAX: usize = 80;
 
@@ -87,6 +120,13 @@ const MESSAGE_BYTES: usize = 16;
 
 const NO_COOKIE: u32 = u32::MAX;
 
+const TCP: u8 = 6;
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+
+/// Position of the inode in a report of a TCP or UDP socket.
+const INODE_AT: usize = HEADER_BYTES + 68;
+
 impl SockDiag {
     /// Opens a netlink socket in the network namespace of a process.
     ///
@@ -126,9 +166,7 @@ impl SockDiag {
     /// # Errors
     /// If the kernel does not report TCP sockets.
     pub fn is_orphaned(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
-        const TCP: u8 = 6;
         const STATE_AT: usize = HEADER_BYTES + 1;
-        const INODE_AT: usize = HEADER_BYTES + 68;
         const LISTENING: u8 = 10;
         let Some(answer) = self.query_inet(TCP, [own, peer], [NO_COOKIE, NO_COOKIE], 0)? else { return Ok(None) };
         let inode = u32_at(&answer, INODE_AT).ok_or_else(malformed)?;
@@ -141,7 +179,6 @@ impl SockDiag {
     /// # Errors
     /// If the kernel does not report TCP sockets.
     pub fn tcp_md5_keys(&self, own: SocketAddr) -> io::Result<Vec<TcpMd5Key>> {
-        const TCP: u8 = 6;
         const MD5_KEYS: u16 = 18;
         const KEY_BYTES: usize = 100;
         /// The kernel adds the keys only to reports with extensions. This asks for all that the request can name.
@@ -156,6 +193,19 @@ impl SockDiag {
             _ => key,
         };
         Ok(keys.ok_or_else(malformed)?.into_iter().map(mapped).collect())
+    }
+
+    /// Returns the connections that wait to be accepted on the port of a listening socket, and whose clients have shut them
+    /// down.
+    ///
+    /// # Errors
+    /// If the kernel does not report TCP sockets.
+    pub fn ended_tcp_clients(&self, listener: SocketAddr) -> io::Result<Vec<EndedTcpClient>> {
+        const CLOSE_WAIT: u32 = 8;
+        let any = SocketAddr::new(listener.ip(), 0);
+        let body = inet_request(TCP, [listener, any], [NO_COOKIE, NO_COOKIE], 0, 1 << CLOSE_WAIT);
+        let found = self.0.dump(SOCK_DIAG_BY_FAMILY, &body)?;
+        Ok(found.iter().filter_map(|message| EndedTcpClient::parse(message)).collect())
     }
 
     /// Returns the directions in which a connected UDP socket was shut down, as a mask: 1 for reading, 2 for writing. `None`
@@ -183,19 +233,7 @@ impl SockDiag {
         cookie: [u32; 2],
         extensions: u8,
     ) -> io::Result<Option<Vec<u8>>> {
-        let family = if ends[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let mut body = vec![family.as_raw() as u8, protocol, extensions, 0];
-        body.extend(NO_COOKIE.to_ne_bytes());
-        ends.iter().for_each(|end| body.extend(end.port().to_be_bytes()));
-        for end in ends {
-            let bytes = match end.ip() {
-                IpAddr::V4(address) => [&address.octets()[..], &[0; 12]].concat(),
-                IpAddr::V6(address) => address.octets().to_vec(),
-            };
-            body.extend(bytes);
-        }
-        // Interface 0 means any interface.
-        [0, cookie[0], cookie[1]].iter().for_each(|word| body.extend(word.to_ne_bytes()));
+        let body = inet_request(protocol, ends, cookie, extensions, u32::MAX);
         let answer = self.query(&body)?;
         match check_error(&answer) {
             Ok(()) => Ok(Some(answer)),
@@ -205,9 +243,26 @@ impl SockDiag {
     }
 
     fn query(&self, body: &[u8]) -> io::Result<Vec<u8>> {
-        const SOCK_DIAG_BY_FAMILY: u16 = 20;
         self.0.request(SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, body)
     }
+}
+
+/// Encodes `struct inet_diag_req_v2`. `extensions` is the mask of additional attributes, `states` the mask of TCP states.
+fn inet_request(protocol: u8, ends: [SocketAddr; 2], cookie: [u32; 2], extensions: u8, states: u32) -> Vec<u8> {
+    let family = if ends[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let mut body = vec![family.as_raw() as u8, protocol, extensions, 0];
+    body.extend(states.to_ne_bytes());
+    ends.iter().for_each(|end| body.extend(end.port().to_be_bytes()));
+    for end in ends {
+        let bytes = match end.ip() {
+            IpAddr::V4(address) => [&address.octets()[..], &[0; 12]].concat(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        body.extend(bytes);
+    }
+    // Interface 0 means any interface.
+    [0, cookie[0], cookie[1]].iter().for_each(|word| body.extend(word.to_ne_bytes()));
+    body
 }
 
 /// The attributes of an answer whose message ends at `start`: their types, and where their data is.
@@ -313,6 +368,18 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (own, peer) = (client.peer_addr().unwrap(), client.local_addr().unwrap());
         assert_eq!(diagnosis.is_orphaned(own, peer).unwrap(), Some(true));
+        assert_eq!(diagnosis.ended_tcp_clients(own).unwrap(), []);
+        let mut closed = TcpStream::connect(own).unwrap();
+        let waiting = EndedTcpClient { server: own, client: closed.local_addr().unwrap(), has_sent: false };
+        closed.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(diagnosis.ended_tcp_clients(own).unwrap(), [waiting]);
+        drop(closed);
+        closed = TcpStream::connect(own).unwrap();
+        std::io::Write::write_all(&mut closed, b"q").unwrap();
+        let with_data = EndedTcpClient { client: closed.local_addr().unwrap(), has_sent: true, ..waiting };
+        drop(closed);
+        let found = diagnosis.ended_tcp_clients(own).unwrap();
+        assert!(found.len() == 2 && [waiting, with_data].iter().all(|one| found.contains(one)), "{found:?}");
         let _server = listener.accept().unwrap();
         assert_eq!(diagnosis.is_orphaned(own, peer).unwrap(), Some(false));
         assert_eq!(diagnosis.is_orphaned(own, SocketAddr::new(peer.ip(), 1)).unwrap(), None);

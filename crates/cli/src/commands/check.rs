@@ -17,6 +17,10 @@ use crate::{GlobalArgs, output};
 /// Prints the size of the seed, notes on what children will find changed, and each reason why `farfork prepare` would
 /// refuse the process. Also prints what the process has on volumes: a child runs only on a node that has the same volume
 /// mounted at the same path.
+///
+/// The process runs on, so its data changes. Data in sockets that a prepare would refuse is a note. Not checked: contents of
+/// pipes and terminals, urgent data, files in flight in sockets, unread errors, half-read netlink replies, and data of waiting
+/// connections over TCP.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -40,7 +40,10 @@ pub use open_file::{
 };
 pub use process::{Credentials, Mm, PendingSignal, Process, ResourceLimit, SeccompFilter, SignalAction};
 pub use resources::RESTORED_NUMBER_MAX;
-pub use socket::{MessageSender, Socket, SocketFile, SocketMessage, SocketOption, SocketState, parse_internet_address};
+pub use socket::{
+    MessageSender, Socket, SocketFile, SocketMessage, SocketOption, SocketState, encode_internet_address,
+    parse_internet_address,
+};
 pub use system_v::{MessageQueue, SemaphoreSet};
 pub use terminal::{ControlledSession, PseudoTerminal, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES};
 pub use thread::{AltStack, DeadlineParameters, EagerBytes, RestartableCall, Rseq, Scheduling, Thread};

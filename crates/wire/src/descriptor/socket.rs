@@ -112,7 +112,8 @@ pub enum SocketState {
         /// Position in the queue of pending connections; the lowest is accepted first.
         turn: u32,
     },
-    /// A TCP connection that both ends have shut down. Received data can still be read, then end of file.
+    /// A TCP connection that both ends have shut down. Received data can still be read, then end of file. If
+    /// `shutdown_flags` is 0, only the other end has shut it down.
     ShutDown {
         /// Local address; empty if there is none.
         address: Vec<u8>,
@@ -178,6 +179,17 @@ pub fn parse_internet_address(address: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
+/// Encodes an internet address in the form of bind(2).
+pub fn encode_internet_address(address: SocketAddr) -> Vec<u8> {
+    const INET: u16 = 2;
+    const INET6: u16 = 10;
+    let port = address.port().to_be_bytes();
+    match address.ip() {
+        IpAddr::V4(ip) => [&INET.to_ne_bytes()[..], &port, &ip.octets(), &[0; 8]].concat(),
+        IpAddr::V6(ip) => [&INET6.to_ne_bytes()[..], &port, &[0; 4], &ip.octets(), &[0; 4]].concat(),
+    }
+}
+
 /// An option of a socket (setsockopt(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOption {
@@ -202,5 +214,12 @@ mod tests {
         address[18..24].copy_from_slice(&[255, 255, 127, 0, 0, 1]);
         assert_eq!(parse_internet_address(&address), Some("127.0.0.1:80".parse().unwrap()));
         assert_eq!(parse_internet_address(&[1, 0, b'/']), None);
+    }
+
+    #[test]
+    fn encoded_addresses_are_parsed_again() {
+        for address in ["127.0.0.1:80".parse().unwrap(), "[::1]:8080".parse().unwrap()] {
+            assert_eq!(parse_internet_address(&encode_internet_address(address)), Some(address));
+        }
     }
 }

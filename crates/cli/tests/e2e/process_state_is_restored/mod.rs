@@ -17,7 +17,7 @@ use crate::harness::{
     Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, require_forked_child_same, scratch,
 };
 use crate::test::Test;
-use refusal::{refused, refused_at_stop};
+use refusal::{refused, refused_at_stop, refused_with_note};
 
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("interval_timers", |cluster| restored(cluster, "interval_timers")),
@@ -34,6 +34,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("deleted_named_pipe", |cluster| restored(cluster, "deleted_named_pipe")),
     Test::shared("signalfd", |cluster| restored(cluster, "signalfd")),
     Test::shared("named_pipe", |cluster| restored(cluster, "named_pipe")),
+    Test::shared("named_pipe_writers", |cluster| restored(cluster, "named_pipe_writers")),
     Test::shared("two_way_pipes", |cluster| restored(cluster, "two_way_pipes")),
     Test::shared("packet_pipe", |cluster| restored(cluster, "packet_pipe")),
     Test::shared("unix_stream_pair", |cluster| restored(cluster, "unix_stream_pair")),
@@ -49,7 +50,7 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_stop(cluster, "refused_unix_connector", &["fd 4", "which user", "accept"]);
     }),
     Test::shared("refused_unix_waiting", |cluster| {
-        refused_at_stop(cluster, "refused_unix_waiting", &["fd 4", "accept(2)"]);
+        refused_with_note(cluster, "refused_unix_waiting", &["fd 4", "accept(2)"]);
     }),
     Test::shared("refused_unix_urgent", |cluster| {
         refused_at_stop(cluster, "refused_unix_urgent", &["fd 4", "urgent data"]);
@@ -58,14 +59,17 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("unix_listeners", |cluster| restored(cluster, "unix_listeners")),
     Test::shared("unix_files", |cluster| restored(cluster, "unix_files")),
     Test::shared("refused_unix_name", |cluster| {
-        refused_at_stop(cluster, "refused_unix_name", &["/there-alone/socket"]);
+        refused(cluster, "refused_unix_name", &["/there-alone/socket", "absolute path"]);
+    }),
+    Test::shared("refused_unix_messages", |cluster| {
+        refused_with_note(cluster, "refused_unix_messages", &["fd 3", "unread messages", "read them first"]);
     }),
     Test::shared("unix_connected", |cluster| restored(cluster, "unix_connected")),
     Test::shared("unix_reset", |cluster| restored(cluster, "unix_reset")),
     Test::shared("unix_outside", |cluster| restored(cluster, "unix_outside")),
     Test::shared("udp_sockets", |cluster| restored(cluster, "udp_sockets")),
     Test::shared("netlink_sockets", |cluster| restored(cluster, "netlink_sockets")),
-    Test::shared("refused_netlink", |cluster| refused_at_stop(cluster, "refused_netlink", &["fd 3", "kernel"])),
+    Test::shared("refused_netlink", |cluster| refused_with_note(cluster, "refused_netlink", &["fd 3", "kernel"])),
     Test::shared("tcp_listeners", |cluster| restored(cluster, "tcp_listeners")),
     Test::shared("tcp_outside", |cluster| restored(cluster, "tcp_outside")),
     Test::shared("tcp_inside", |cluster| restored(cluster, "tcp_inside")),
@@ -149,7 +153,9 @@ pub(crate) const TESTS: &[Test] = &[
     }),
     Test::shared("socket_owners", |cluster| restored(cluster, "socket_owners")),
     Test::shared("full_queues", |cluster| restored(cluster, "full_queues")),
-    Test::shared("refused_corked_udp", |cluster| refused_at_stop(cluster, "refused_corked_udp", &["fd 4", "MSG_MORE"])),
+    Test::shared("refused_corked_udp", |cluster| {
+        refused_with_note(cluster, "refused_corked_udp", &["fd 4", "MSG_MORE"])
+    }),
     Test::shared("refused_proc_of_another", |cluster| {
         refused(cluster, "refused_proc_of_another", &["fd 3", "/stat", "does not descend"]);
     }),
@@ -186,6 +192,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("socket_options", |cluster| restored(cluster, "socket_options")),
     Test::shared("tcp_signatures", |cluster| restored(cluster, "tcp_signatures")),
     Test::shared("tcp_ended", |cluster| restored(cluster, "tcp_ended")),
+    Test::shared("tcp_closed", |cluster| restored(cluster, "tcp_closed")),
+    Test::shared("refused_tcp_closed", |cluster| {
+        refused_at_stop(cluster, "refused_tcp_closed", &["fd 3", "waits to be accepted", "accept it first"]);
+    }),
     Test::shared("stopped_children", |cluster| restored(cluster, "stopped_children")),
     Test::shared("shared_filters", |cluster| restored(cluster, "shared_filters")),
     Test::shared("unix_names", |cluster| restored(cluster, "unix_names")),

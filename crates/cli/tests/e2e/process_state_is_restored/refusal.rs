@@ -19,6 +19,16 @@ pub(super) fn refused_at_stop(cluster: &Cluster, name: &'static str, words: &[&s
     require_refusal(cluster, Subject::start(name), words);
 }
 
+/// The state may change until the process is stopped. `check` only notes it; prepare refuses it for the same reason.
+pub(super) fn refused_with_note(cluster: &Cluster, name: &'static str, words: &[&str]) {
+    let subject = Subject::start(name);
+    let checked = cluster.first().run(&["check", &subject.parent.pid_text()]);
+    let said = format!("{}{}", checked.stdout, checked.stderr);
+    assert_eq!(checked.status.code(), Some(0), "{said}");
+    assert!(words.iter().all(|word| said.contains(word)) && said.contains("a prepare is refused while"), "{said}");
+    require_refusal(cluster, subject, words);
+}
+
 /// Number of ticks that show that a parent continues.
 const TICKS: usize = 40;
 

@@ -1,6 +1,6 @@
 //! Builds the open files of a descriptor from the descriptor tables of a tree.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -18,7 +18,7 @@ use super::anon_inode::LockHolder;
 use super::epoll_targets::WatchingEpoll;
 use super::open_file_index::{KnownOpenFile, OpenFileIndex};
 use super::sockets::{self, SocketDefaultsCache, SocketTable};
-use super::states::{OpenFileStates, PipeState};
+use super::states::{OpenFileStates, PipeState, PipeWriters};
 use super::terminal::TerminalEnd;
 use super::{
     FOREIGN_PIDFD_REASON, FdKind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, THREAD_PIDFD_REASON, TreeStreams, anon_inode,
@@ -47,6 +47,8 @@ pub(crate) struct OpenFileTable {
     pub(super) epolls: Vec<WatchingEpoll>,
     /// Inodes of sockets, by the index of the open file.
     pub(super) sockets: BTreeMap<u32, u64>,
+    /// Paths of named pipes that have, or had, a writer.
+    pub(super) written_pipes: BTreeSet<String>,
     /// Set once the first process was added.
     streams: Option<TreeStreams>,
     socket_defaults: SocketDefaultsCache,
@@ -104,6 +106,20 @@ impl PidTranslation<'_> {
             SignalTarget::Process(_) | SignalTarget::Group(_) | SignalTarget::Nobody => None,
         }
     }
+}
+
+/// Returns why a child cannot bind a socket to a path. The child binds a socket with a file to its original name, and then
+/// moves the file to its present name.
+pub(super) fn bound_path_refusal(root: TreeRoot, name: &[u8]) -> Option<String> {
+    let path = Path::new(OsStr::from_bytes(name));
+    let is_there = |directory: &Path| directory.is_absolute() && root.has_directory(directory);
+    (!path.parent().is_some_and(is_there)).then(|| {
+        format!(
+            "it was bound to {}, a path that is relative, or whose directory does not exist in its mount namespace: not \
+             carried; bind it to an absolute path, or close it first",
+            path.display()
+        )
+    })
 }
 
 /// Builds open files from the descriptor table of `fd_pid`: the captured process, or this process for files in flight.
@@ -331,19 +347,9 @@ impl FileTableBuilder<'_> {
         Ok(OpenFile::Socket(socket))
     }
 
-    /// Checks that a child can bind the socket. The child binds a socket with a file to its original name, and then moves
-    /// the file to its present name.
     fn check_bound_path(&self, socket: &Socket) -> Result<(), String> {
-        let Some(name) = socket.bind_path().filter(|_| socket.file.is_some()) else { return Ok(()) };
-        let path = Path::new(OsStr::from_bytes(name));
-        let is_there = |directory: &Path| directory.is_absolute() && self.root.has_directory(directory);
-        if path.parent().is_some_and(is_there) {
-            return Ok(());
-        }
-        Err(format!(
-            "it was bound to {}, a path that is relative, or whose directory does not exist in its mount namespace: not carried",
-            path.display()
-        ))
+        let name = socket.bind_path().filter(|_| socket.file.is_some());
+        name.and_then(|name| bound_path_refusal(self.root, name)).map_or(Ok(()), Err)
     }
 
     /// Sets the senders of received messages, with the ids that the program knows.
@@ -362,7 +368,7 @@ impl FileTableBuilder<'_> {
         Ok(())
     }
 
-    fn build_named_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
+    fn build_named_pipe(&mut self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let can_read = flags & O_ACCMODE != O_WRONLY;
         let state = match self.tree_states.pipes.get(&fd.inode) {
             Some(state) => state,
@@ -376,6 +382,9 @@ impl FileTableBuilder<'_> {
             return self.or_refusal(fd, Err(FULL_NAMED_PIPE_REASON.to_owned()));
         }
         let path = self.path(fd);
+        if state.writers != PipeWriters::NeverOpened {
+            self.table.written_pipes.insert(path.clone());
+        }
         let is_first = |file: &OpenFile| matches!(file, OpenFile::NamedPipe { path: other, content, .. } if *other == path && !content.is_empty());
         let has_content = can_read && !self.table.files.iter().any(is_first);
         let content = if has_content { state.content.clone() } else { Vec::new() };

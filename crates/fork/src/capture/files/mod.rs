@@ -6,6 +6,7 @@
 
 mod anon_inode;
 mod builder;
+mod closed_ends;
 mod epoll_targets;
 mod fd_kind;
 mod inflight;

@@ -6,9 +6,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
+use farfork_sys::pidfd;
 use farfork_sys::process::FdInfo;
 use farfork_sys::sock_diag::SockDiag;
 
+use super::states::{PipeWriters, has_readers};
 use super::{FdKind, O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, OpenFd, open_sockets, sockets};
 use crate::capture::error::CaptureError;
 
@@ -26,10 +28,11 @@ struct OwnEnd<'a> {
 /// How the other end of an `OwnEnd` is found in the tree.
 #[derive(Debug)]
 enum PeerEnd {
-    /// A pipe with this access mode: the opposite mode, or both in one descriptor.
-    Pipe { mode: u32 },
+    /// A pipe with this access mode: the opposite mode, or both in one descriptor. If no process has it open, a child finds
+    /// the same.
+    Pipe { mode: u32, is_open: bool },
     /// A TCP socket with exchanged addresses, or one that listens on the peer's address and has not accepted it yet.
-    Tcp { own: SocketAddr, peer: SocketAddr },
+    Tcp { own: SocketAddr, peer: SocketAddr, is_ended: bool },
     /// The Unix socket with this inode.
     Unix { inode: u64 },
 }
@@ -52,6 +55,10 @@ pub(in crate::capture) fn outside_end_notes(processes: &[(i32, Vec<OpenFd>)]) ->
     };
     let more = outside.len().saturating_sub(NAMED_ENDS_MAX);
     let mut notes: Vec<String> = outside.iter().take(NAMED_ENDS_MAX).map(note).collect();
+    for (pid, number, reason) in tree.waiting_data.iter().take(NAMED_ENDS_MAX) {
+        let owner = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
+        notes.push(format!("{owner}fd {number}: a prepare is refused while {reason}"));
+    }
     notes.extend((more > 0).then(|| format!("{more} more pipes and connections lead out of the process tree")));
     Ok(notes)
 }
@@ -66,6 +73,10 @@ struct TreeEnds<'a> {
     listening_ports: BTreeSet<u16>,
     /// Inodes of the sockets in `ends`: descriptors of several processes may share one.
     known_sockets: BTreeSet<u64>,
+    /// Process and descriptor of each socket with data that a prepare refuses, and why.
+    waiting_data: Vec<(i32, u32, &'static str)>,
+    /// Inodes of the sockets whose data was checked.
+    waiting_inodes: BTreeSet<u64>,
 }
 
 impl<'a> TreeEnds<'a> {
@@ -77,7 +88,7 @@ impl<'a> TreeEnds<'a> {
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
                 Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
             };
-            self.ends.push(OwnEnd { pid, fd, peer: PeerEnd::Pipe { mode } });
+            self.ends.push(OwnEnd { pid, fd, peer: PeerEnd::Pipe { mode, is_open: has_open_end(pid, fd, mode) } });
         }
         Ok(())
     }
@@ -110,27 +121,36 @@ impl<'a> TreeEnds<'a> {
                 Some(diagnosis) => diagnosis,
                 None => diagnosis.insert(SockDiag::open(pid)?),
             };
-            let peer = diagnosis.unix_socket(fd.inode as u32)?.peer.filter(|inode| *inode != 0);
+            let unix = diagnosis.unix_socket(fd.inode as u32)?;
+            self.add_waiting_data(pid, fd, sockets::waiting_data_reason(copy, Some(&unix))?);
+            let peer = unix.peer.filter(|inode| *inode != 0);
             return Ok(peer.map(|inode| PeerEnd::Unix { inode: inode.into() }));
         }
+        self.add_waiting_data(pid, fd, sockets::waiting_data_reason(copy, None)?);
         if let Some(port) = sockets::tcp_listening_port(copy)? {
             self.listening_ports.insert(port);
         }
-        Ok(sockets::tcp_addresses(copy)?.map(|(own, peer)| PeerEnd::Tcp { own, peer }))
+        let is_ended = sockets::is_tcp_ended_by_peer(copy)?;
+        Ok(sockets::tcp_addresses(copy)?.map(|(own, peer)| PeerEnd::Tcp { own, peer, is_ended }))
+    }
+
+    fn add_waiting_data(&mut self, pid: i32, fd: &OpenFd, reason: Option<&'static str>) {
+        let is_new = self.waiting_inodes.insert(fd.inode);
+        self.waiting_data.extend(reason.filter(|_| is_new).map(|reason| (pid, fd.number, reason)));
     }
 
     fn has_peer_of(&self, end: &OwnEnd<'_>) -> bool {
         let pipe_modes =
             || self.ends.iter().filter(|other| other.fd.inode == end.fd.inode).filter_map(OwnEnd::pipe_mode);
         match end.peer {
-            PeerEnd::Pipe { mode } if mode == O_RDWR => true,
+            PeerEnd::Pipe { mode, is_open } if mode == O_RDWR || !is_open => true,
             PeerEnd::Pipe { .. } => {
                 let modes: BTreeSet<u32> = pipe_modes().collect();
                 modes.contains(&O_RDWR) || (modes.contains(&O_RDONLY) && modes.contains(&O_WRONLY))
             }
             PeerEnd::Unix { inode } => self.unix_inodes.contains(&inode),
-            PeerEnd::Tcp { own, peer } => {
-                let is_peer = |other: &OwnEnd<'_>| matches!(other.peer, PeerEnd::Tcp { own: its, peer: of } if (its, of) == (peer, own));
+            PeerEnd::Tcp { own, peer, .. } => {
+                let is_peer = |other: &OwnEnd<'_>| matches!(other.peer, PeerEnd::Tcp { own: its, peer: of, .. } if (its, of) == (peer, own));
                 self.listening_ports.contains(&peer.port()) || self.ends.iter().any(is_peer)
             }
         }
@@ -141,6 +161,9 @@ impl OwnEnd<'_> {
     /// Says what a child finds, for a note.
     fn describe(&self) -> String {
         match self.peer {
+            PeerEnd::Tcp { peer, is_ended: true, .. } => {
+                format!("{peer} has shut down its TCP connection: in a child, that end is closed")
+            }
             PeerEnd::Tcp { peer, .. } => {
                 format!(
                     "its TCP connection to {peer} leads to a process that children do not get: in a child, it is reset"
@@ -154,8 +177,19 @@ impl OwnEnd<'_> {
     }
 
     fn pipe_mode(&self) -> Option<u32> {
-        if let PeerEnd::Pipe { mode } = self.peer { Some(mode) } else { None }
+        if let PeerEnd::Pipe { mode, .. } = self.peer { Some(mode) } else { None }
     }
+}
+
+/// Whether the other end of a pipe is open in any process. True if it cannot be read.
+fn has_open_end(pid: i32, fd: &OpenFd, mode: u32) -> bool {
+    let copy = pidfd::open(pid).and_then(|process| fd.duplicate(&process));
+    let is_open = copy.and_then(|copy| match mode {
+        O_RDONLY => Ok(PipeWriters::read(&copy)? == PipeWriters::Open),
+        O_WRONLY => has_readers(&copy),
+        _ => Ok(true),
+    });
+    is_open.unwrap_or(true)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use farfork_sys::process::{EpollEntry, EpollSlot, FdDirectory, FdInfo, TaskFd};
 use rustix::time::timerfd_gettime;
 
 use super::anon_inode::LockHolder;
-use super::builder::{FOREIGN_OWNER_REASON, PidTranslation};
+use super::builder::{FOREIGN_OWNER_REASON, PidTranslation, bound_path_refusal};
 use super::epoll_targets::{self, WatchingEpoll};
 use super::open_file_index::{KnownOpenFile, OpenFileIndex};
 use super::states::{self, O_ASYNC};
@@ -138,7 +138,11 @@ impl RunningFileCheck {
             }
             FdKind::SignalFd => reasons.extend(anon_inode::build_signal_fd(&info, info.flags).err()),
             FdKind::Inotify => reasons.extend(anon_inode::build_inotify(of.root, &info, 0, info.flags).err()),
-            FdKind::Socket => self.sockets.push(descriptor),
+            FdKind::Socket => {
+                self.sockets.push(descriptor);
+                let path = sockets::own_bound_path(fd.duplicate(process)?.as_fd())?;
+                reasons.extend(path.and_then(|path| bound_path_refusal(of.root, &path)));
+            }
             FdKind::Epoll => {
                 self.epolls.push(WatchingEpoll { open_file: 0, first: descriptor, entries: info.epoll });
             }

@@ -28,6 +28,20 @@ pub(crate) struct PipeState {
     pub(crate) packets: Vec<u32>,
     /// Lengths of the buffers of a full pipe, if they are not full, too. Empty for other pipes.
     pub(crate) buffers: Vec<u32>,
+    /// Of a named pipe that the process reads: its writers.
+    pub(super) writers: PipeWriters,
+}
+
+/// The writers of a pipe, as a read end shows them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum PipeWriters {
+    /// A process has the pipe open for writing. Unknown writers of a pipe with content count as open.
+    #[default]
+    Open,
+    /// All writers have closed it: POLLHUP.
+    Closed,
+    /// None has opened the named pipe since the read end was opened (O_NONBLOCK).
+    NeverOpened,
 }
 
 /// The shared state of a process's open files in the pause.
@@ -95,8 +109,13 @@ impl LazyFdLinks {
 
 impl PipeState {
     /// A pipe as pipe(2) makes it: 16 pages.
-    pub(crate) const EMPTY: Self =
-        Self { capacity: 65_536, content: Vec::new(), packets: Vec::new(), buffers: Vec::new() };
+    pub(crate) const EMPTY: Self = Self {
+        capacity: 65_536,
+        content: Vec::new(),
+        packets: Vec::new(),
+        buffers: Vec::new(),
+        writers: PipeWriters::Open,
+    };
 }
 
 impl OpenFileStates {
@@ -155,7 +174,11 @@ impl OpenFileStates {
         let is_pipe = matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && fd.inode == info.inode;
         if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
             let copy = self.duplicate_fd(pid, fd)?;
-            self.pipes.insert(info.inode, read_pipe(&copy)?);
+            let mut state = read_pipe(&copy)?;
+            if fd.kind == FdKind::NamedPipe {
+                state.writers = PipeWriters::read(&copy)?;
+            }
+            self.pipes.insert(info.inode, state);
         }
         if fd.kind == FdKind::Socket && !self.sockets.contains_key(&info.inode) {
             let copy = self.duplicate_fd(pid, fd)?;
@@ -256,15 +279,40 @@ fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
     if packets.len() > 1 {
         buffers.clear();
     }
-    Ok(PipeState { capacity: capacity as u32, content, packets, buffers })
+    Ok(PipeState { capacity: capacity as u32, content, packets, buffers, writers: PipeWriters::Open })
+}
+
+impl PipeWriters {
+    /// Reads the writers of a pipe from a read end, and leaves its content there.
+    pub(super) fn read(reader: &OwnedFd) -> io::Result<Self> {
+        if poll_at_once(reader, PollFlags::IN)?.contains(PollFlags::HUP) {
+            return Ok(Self::Closed);
+        }
+        let (_reader, copy) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // tee(2) of an empty pipe with writers fails with EAGAIN.
+        match tee(reader, &copy, 1, SpliceFlags::NONBLOCK) {
+            Ok(0) => Ok(Self::NeverOpened),
+            Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(Self::Open),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Whether a process has the pipe of a write end open for reading.
+pub(super) fn has_readers(writer: &OwnedFd) -> io::Result<bool> {
+    Ok(!poll_at_once(writer, PollFlags::OUT)?.contains(PollFlags::ERR))
+}
+
+fn poll_at_once(fd: &OwnedFd, events: PollFlags) -> io::Result<PollFlags> {
+    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::new(fd, events)];
+    poll(&mut polled, Some(&AT_ONCE))?;
+    Ok(polled[0].revents())
 }
 
 /// Whether no buffer of a pipe is free. A write(2) then waits, even if buffers hold less than a page.
 fn is_full(writer: &OwnedFd) -> io::Result<bool> {
-    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut polled = [PollFd::new(writer, PollFlags::OUT)];
-    poll(&mut polled, Some(&AT_ONCE))?;
-    Ok(!polled[0].revents().contains(PollFlags::OUT))
+    Ok(!poll_at_once(writer, PollFlags::OUT)?.contains(PollFlags::OUT))
 }
 
 /// Reads the length of each buffer of a pipe, and leaves its contents there. tee(2) into a pipe of one buffer shows the length of
@@ -324,6 +372,28 @@ mod tests {
         assert!(content.iter().zip(0..).all(|(byte, at)| usize::from(*byte) == at / 3000));
         writer.write_all(&[9; 65_536]).unwrap();
         assert!(state_of(&reader).buffers.is_empty(), "the buffers are full");
+    }
+
+    #[test]
+    fn the_writers_of_a_named_pipe_are_found() {
+        use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        mkfifoat(CWD, &path, Mode::RWXU).unwrap();
+        let open_for = |mode: OFlags| open(&path, mode | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let reader = open_for(OFlags::RDONLY);
+        assert_eq!(PipeWriters::read(&reader).unwrap(), PipeWriters::NeverOpened);
+        let writer = open_for(OFlags::WRONLY);
+        assert_eq!(PipeWriters::read(&reader).unwrap(), PipeWriters::Open);
+        rustix::io::write(&writer, b"x").unwrap();
+        assert_eq!(PipeWriters::read(&reader).unwrap(), PipeWriters::Open);
+        assert!(has_readers(&writer).unwrap());
+        drop(writer);
+        assert_eq!(PipeWriters::read(&reader).unwrap(), PipeWriters::Closed);
+        assert_eq!(read_pipe(&reader).unwrap().content, b"x");
+        let writer = open_for(OFlags::WRONLY);
+        drop(reader);
+        assert!(!has_readers(&writer).unwrap());
     }
 
     #[test]

@@ -89,6 +89,7 @@ impl TreeFiles {
         let threads =
             PidTranslation { pid: first.pid, profiles: &first.profiles, inner_ids: &tree_relations.inner_ids };
         all.add_inflight(root, &tree_states, &copies, threads)?;
+        all.add_closed_ends(&tree_states);
         let pids = tree.processes.iter().map(TreeProcess::pid);
         all.resolve_epoll_targets(&pids.zip(own.iter().map(|one| &one.files.descriptors[..])).collect())?;
         Ok(Self { processes: own, table: all, shared_copies: copies, relations: tree_relations })

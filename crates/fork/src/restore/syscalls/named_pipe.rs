@@ -14,7 +14,7 @@ use super::{abi, value};
 const FLAGS_AFTER_OPEN: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
 
 /// Opens all ends of one pipe. The first open(2) is for both directions, so that it does not block, and the content
-/// stays in the pipe.
+/// stays in the pipe. A pipe without a write end has had no writer since its read ends were opened.
 pub(super) fn create_named_pipe(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -33,6 +33,15 @@ pub(super) fn create_named_pipe(
             let (bytes, length) = (open_file_builder.syscalls.bytes_argument(content)?, content.len() as u64);
             open_file_builder.syscalls.call_expecting(length, abi::WRITE, &[value(0_u32), bytes, value(length)]);
         }
+    }
+    let has_writer = ends.iter().any(|(_, flags, ..)| OFlags::from_bits_retain(*flags).intersects(OFlags::RWMODE));
+    if !has_writer {
+        // A reader that is opened while there is no writer reports no POLLHUP. Another reader keeps the content until then.
+        let reading = (OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
+        open_file_builder.syscalls.call_expecting(1, abi::OPEN, &[path, value(reading)]);
+        let replaced = [value(1_u32), value(0_u32), value(OFlags::CLOEXEC.bits())];
+        open_file_builder.syscalls.call_expecting(0, abi::DUP3, &replaced);
+        open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
     }
     for (index, flags, _, _) in ends {
         let flags = OFlags::from_bits_retain(flags);

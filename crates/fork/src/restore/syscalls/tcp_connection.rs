@@ -85,7 +85,7 @@ pub(super) fn create_tcp_connections(
     create_closed_connections(open_file_builder, descriptor)
 }
 
-/// Creates connections that both ends have shut down. For each end, a temporary other end sends the data that had
+/// Creates connections that both ends, or only the peers, have shut down. For each end, a temporary other end sends the data that had
 /// arrived, shuts down, and is closed.
 fn create_closed_connections(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
@@ -115,7 +115,8 @@ fn create_closed_connections(
             ![V6ONLY_OPTION, FASTOPEN_OPTION].contains(&option)
         })?;
         set_nonblocking(open_file_builder.syscalls, 0, socket);
-        for fd in [0_u32, 1] {
+        let is_ended_by_peer = socket.shutdown_flags == 0;
+        for fd in u32::from(is_ended_by_peer)..=1 {
             open_file_builder.syscalls.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(SHUT_WR)]);
         }
         open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);

@@ -9,6 +9,7 @@ mod netlink;
 mod options;
 mod tcp;
 mod unix;
+mod waiting_data;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,13 +33,18 @@ use rustix::io::Errno;
 use connectors::UnixConnector;
 pub(super) use options::{SocketDefaultsCache, read_options};
 use tcp::TcpState;
-pub(super) use unix::QueuedMessage;
+pub(super) use tcp::is_ended_by_peer as is_tcp_ended_by_peer;
+pub(super) use unix::{QueuedMessage, own_bound_path};
+pub(super) use waiting_data::waiting_data_reason;
 
 const URGENT_DATA_REASON: &str =
     "it has unread urgent data (MSG_OOB), which is not carried; let the process read it first";
 
 const UNFINISHED_DATAGRAM_REASON: &str = "it has sent a part of a datagram, which waits for the rest (UDP_CORK, MSG_MORE) and \
      cannot be read: not carried; let the process finish the datagram first";
+
+const UNREAD_MESSAGES_REASON: &str =
+    "it has unread messages, whose senders are not carried; let the process read them first";
 
 const QUEUED_ERROR_REASON: &str = "it has an unread error or time stamp (MSG_ERRQUEUE, SO_ERROR), which could not be read \
      without removing it: not carried; let the process read it first";
@@ -334,11 +340,10 @@ impl SocketTable<'_> {
         let received: Vec<SocketMessage> =
             if keeps_queue { contents.receive_queue.iter().map(message).collect() } else { Vec::new() };
         if matches!(state, SocketState::Unconnected { .. }) && !received.is_empty() {
-            return Err(
-                "it has unread messages, whose senders are not carried; let the process read them first".to_owned()
-            );
+            return Err(UNREAD_MESSAGES_REASON.to_owned());
         }
-        let (options, shut_down) = (contents.md5_options(), contents.shutdown);
+        let is_ended_by_peer = matches!(state, SocketState::ShutDown { .. }) && contents.has_ended_peer();
+        let (options, shut_down) = (contents.md5_options(), if is_ended_by_peer { 0 } else { contents.shutdown });
         let mut socket = Socket {
             family,
             kind,
@@ -360,7 +365,7 @@ impl SocketTable<'_> {
             return waiting;
         }
         if contents.state == LISTENING {
-            return Ok(SocketState::Listening { address: contents.bound_address(), backlog: contents.backlog });
+            return self.listening_state(contents);
         }
         if let Some((other, peer)) = self.mutual_peer(inode, contents) {
             return self.build_paired(inode, contents, other, peer);

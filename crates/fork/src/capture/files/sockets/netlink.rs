@@ -13,6 +13,10 @@ use super::SocketContents;
 /// NETLINK_PKTINFO, BROADCAST_ERROR, NO_ENOBUFS, LISTEN_ALL_NSID, CAP_ACK, EXT_ACK, GET_STRICT_CHK.
 const OPTIONS: [u32; 7] = [3, 4, 5, 8, 10, 11, 12];
 
+/// For a socket with unread messages.
+pub(super) const UNREAD_REASON: &str = "it has unread messages of the kernel, which only the kernel can send: not carried; \
+     let the process read them first";
+
 /// Whether a protocol's sockets have no kernel state other than multicast groups: NETLINK_ROUTE, SOCK_DIAG, KOBJECT_UEVENT.
 pub(super) fn is_supported_protocol(protocol: u32) -> bool {
     matches!(protocol, 0 | 4 | 15)
@@ -41,11 +45,7 @@ impl SocketContents {
     pub(super) fn read_netlink(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         // Poll instead of peeking: a peek would make the kernel continue a dump that it is sending.
         if farfork_sys::poll::wait_readable(fd, Instant::now())? {
-            self.set_refusal(
-                "it has unread messages of the kernel, which only the kernel can send: not carried; let the process read \
-                 them first"
-                    .to_owned(),
-            );
+            self.set_refusal(UNREAD_REASON.to_owned());
         }
         if self.peer.as_deref().is_some_and(|peer| parse_address(peer).is_some_and(|words| words != [0; 8])) {
             self.set_refusal(

@@ -3,16 +3,18 @@
 //! Over the loopback, sent data is in the receiver's queue, where it can be peeked at. Data for which that queue has no room
 //! is still in the sender's queue, where it cannot be read without breaking the connection. Such a connection is refused.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use farfork_sys::sock_diag::{SockDiag, TcpMd5Key};
+use farfork_sys::sock_diag::{EndedTcpClient, SockDiag, TcpMd5Key};
 use farfork_sys::socket;
 use farfork_sys::socket_abi::{
-    IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_AO_INFO, TCP_INFO, TCP_MD5SIG_EXT, TCP_ULP,
+    AF_INET, AF_INET6, IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_AO_INFO, TCP_INFO, TCP_MD5SIG_EXT,
+    TCP_ULP,
 };
-use farfork_wire::descriptor::{SocketOption, SocketState, parse_internet_address};
+use farfork_wire::descriptor::{Socket, SocketOption, SocketState, encode_internet_address, parse_internet_address};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::unix::UNREAD_PENDING_REASON;
@@ -59,6 +61,10 @@ pub(super) struct TcpState {
     is_peer_orphaned: Option<bool>,
     /// For a listening socket: its keys for TCP MD5 signatures.
     md5_keys: Vec<TcpMd5Key>,
+    /// For a listening socket: the connections over the loopback that wait to be accepted, and whose clients are closed.
+    closed_clients: Vec<EndedTcpClient>,
+    /// Whether only the other end has shut the connection down, and a child can read the received data.
+    has_ended_peer: bool,
 }
 
 /// The used part of `struct tcp_info`.
@@ -100,9 +106,10 @@ impl SocketContents {
     /// Returns why a TCP socket that works in a child cannot be carried: it authenticates or encrypts its segments.
     pub(in super::super) fn protection_refusal(&self, fd: BorrowedFd<'_>, state: &SocketState) -> Option<&'static str> {
         let is_reset_in_child = matches!(state, SocketState::PeerOutside { .. });
-        if is_reset_in_child || !self.spec.is_tcp() {
-            return None;
-        }
+        if is_reset_in_child || !self.spec.is_tcp() { None } else { Self::protection(fd) }
+    }
+
+    fn protection(fd: BorrowedFd<'_>) -> Option<&'static str> {
         if socket::read_option(fd, IPPROTO_TCP, TCP_AO_INFO).is_ok() {
             return Some(AUTHENTICATION_REASON);
         }
@@ -115,6 +122,8 @@ impl SocketContents {
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let info = TcpInfo::read(fd)?;
         let (mut is_peer_orphaned, mut has_ended) = (None, false);
+        // A child cannot decrypt or authenticate what has arrived: the connection is reset there.
+        let has_ended_peer = info.state == CLOSE_WAIT && Self::protection(fd).is_none();
         (self.state, self.backlog) = (info.state, info.backlog);
         if self.state != LISTENING {
             let has_error = self.read_shutdown(fd)?;
@@ -129,16 +138,19 @@ impl SocketContents {
                 is_peer_orphaned = Some(false);
             } else if has_ended {
                 self.read_queue_bytes(fd)?;
-            } else if self.is_over_loopback() {
+            } else if self.is_over_loopback() || has_ended_peer {
                 self.read_queue_bytes(fd)?;
                 is_peer_orphaned = diagnosis.and_then(|diagnosis| self.is_peer_orphaned(diagnosis));
             }
         }
         let listener = parse_internet_address(&self.address).filter(|_| self.state == LISTENING);
-        let md5_keys = match (diagnosis, listener) {
-            (Some(diagnosis), Some(address)) => diagnosis.tcp_md5_keys(address)?,
-            _ => Vec::new(),
-        };
+        let (mut md5_keys, mut closed_clients) = (Vec::new(), Vec::new());
+        if let (Some(diagnosis), Some(address)) = (diagnosis, listener) {
+            md5_keys = diagnosis.tcp_md5_keys(address)?;
+            if info.accept_queue > 0 {
+                closed_clients = read_closed_clients(diagnosis, address)?;
+            }
+        }
         let network = socket::read_option(fd, SOL_SOCKET, SO_NETNS_COOKIE).unwrap_or_default();
         let (sent_bytes, arrived_bytes, unsent_bytes) = (info.sent_bytes, info.received_bytes, info.unsent_bytes);
         let waiting = info.accept_queue;
@@ -151,6 +163,8 @@ impl SocketContents {
             has_ended,
             is_peer_orphaned,
             md5_keys,
+            closed_clients,
+            has_ended_peer,
         });
         Ok(())
     }
@@ -184,7 +198,7 @@ impl SocketContents {
         if [FIN_WAIT_1, FIN_WAIT_2, LAST_ACK, CLOSING].contains(&self.state) {
             self.shutdown |= NO_SENDING;
         }
-        if events.contains(PollFlags::PRI) && self.is_over_loopback() {
+        if events.contains(PollFlags::PRI) && (self.is_over_loopback() || self.state == CLOSE_WAIT) {
             self.set_refusal(URGENT_DATA_REASON.to_owned());
         }
         Ok(events.contains(PollFlags::ERR))
@@ -194,6 +208,11 @@ impl SocketContents {
     /// data is in this socket's queue.
     pub(super) fn has_ended(&self) -> bool {
         self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended)
+    }
+
+    /// Whether only the other end has shut the connection down. All data that it sent is in this socket's queue.
+    pub(super) fn has_ended_peer(&self) -> bool {
+        self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended_peer)
     }
 
     /// Reads the whole receive queue, with one peek from its start.
@@ -224,10 +243,40 @@ impl SocketContents {
     }
 }
 
+/// Reads the connections over the loopback that wait to be accepted on a port, and whose clients are closed. A client that a
+/// process has open is a socket of the tree, or of a process that children do not get.
+fn read_closed_clients(diagnosis: &SockDiag, listener: SocketAddr) -> io::Result<Vec<EndedTcpClient>> {
+    let mut ended = diagnosis.ended_tcp_clients(listener)?;
+    ended.retain(|one| {
+        let is_local = one.client.ip().to_canonical().is_loopback() && one.server.ip().to_canonical().is_loopback();
+        is_local && !matches!(diagnosis.is_orphaned(one.client, one.server), Ok(Some(false)))
+    });
+    Ok(ended)
+}
+
+/// Whether a socket is a TCP connection that only its peer has shut down.
+pub(in super::super) fn is_ended_by_peer(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(SocketSpec::read(fd)?.is_tcp() && TcpInfo::read(fd)?.state == CLOSE_WAIT)
+}
+
+/// For a connection within the process. Whether both ends are in the process is not known.
+pub(super) const UNSENT_REASON: &str = "it has sent data that its peer has no room for, or that waits for more (TCP_CORK, \
+     MSG_MORE): not carried if the peer is a socket of the process; let the process read from the peer first, or finish";
+
+/// Whether a TCP connection over the loopback has data that was not sent.
+pub(super) fn has_unsent_data(fd: BorrowedFd<'_>, spec: SocketSpec) -> io::Result<bool> {
+    Ok(is_over_loopback(fd, spec) && TcpInfo::read(fd)?.unsent_bytes > 0)
+}
+
 /// Whether a socket that was not read yet is a TCP connection over the loopback.
 pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, spec: SocketSpec) -> bool {
     let ends = || Some((socket::local_address(fd).ok()?, socket::peer_address(fd).ok()?));
     spec.is_tcp() && ends().is_some_and(|(own, peer)| are_loopback_addresses(&own, &peer))
+}
+
+/// An IPv4-mapped address as an IPv4 address.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 fn are_loopback_addresses(own: &[u8], peer: &[u8]) -> bool {
@@ -238,7 +287,54 @@ fn are_loopback_addresses(own: &[u8], peer: &[u8]) -> bool {
 const FAILED_CONNECT_REASON: &str = "its connect(2) has failed, and the process has not read the error, which could not be \
      read without removing it: not carried; let the process read it first (getsockopt(2), SO_ERROR)";
 
+/// For a listening socket. The kernel shows only that a waiting connection has data.
+const CLOSED_CLIENT_REASON: &str = "a connection waits to be accepted by it, with data of a client that has closed it, which \
+     cannot be peeked at before accept(2): not carried; let the process accept it first";
+
 impl SocketTable<'_> {
+    /// Returns the state of a listening socket.
+    pub(super) fn listening_state(&self, contents: &SocketContents) -> Result<SocketState, String> {
+        if contents.tcp.iter().flat_map(|tcp| &tcp.closed_clients).any(|client| client.has_sent) {
+            return Err(CLOSED_CLIENT_REASON.to_owned());
+        }
+        Ok(SocketState::Listening { address: contents.bound_address(), backlog: contents.backlog })
+    }
+
+    /// The closed ends of connections: of those with data or an end of file that a socket has not read, and of those that
+    /// wait to be accepted. `open` are the inodes of the sockets that a process has open.
+    pub(in super::super) fn closed_tcp_ends(&self, open: &BTreeSet<u64>) -> Vec<Socket> {
+        let sockets = || self.0.iter().filter(|(inode, _)| open.contains(inode)).map(|(inode, one)| (*inode, one));
+        let closed = |family: u32, state| Socket {
+            family,
+            kind: SOCK_STREAM,
+            protocol: IPPROTO_TCP,
+            flags: 0,
+            state,
+            file: None,
+            options: Vec::new(),
+            received_messages: Vec::new(),
+            shutdown_flags: NO_SENDING,
+        };
+        let peers = sockets().filter(|(_, contents)| contents.has_ended_peer());
+        let peers = peers.filter_map(|(inode, contents)| match self.state_without_peer(inode, contents) {
+            Ok(SocketState::TcpPaired { pair, address, peer, .. }) if self.tcp_peer(contents).is_none() => {
+                let state = SocketState::TcpPaired { pair, end: 1, address: peer, peer: address };
+                Some(closed(contents.spec.family, state))
+            }
+            _ => None,
+        });
+        // Listening sockets that share a port show the same connections.
+        let clients = sockets().filter_map(|(_, contents)| contents.tcp.as_ref()).flat_map(|tcp| &tcp.closed_clients);
+        let clients: BTreeSet<_> = clients.map(|client| (client.client, client.server)).collect();
+        let clients = clients.into_iter().map(|(client, server)| {
+            let [address, through] = [client, server].map(|end| encode_internet_address(canonical(end)));
+            let family = if canonical(client).is_ipv4() { AF_INET } else { AF_INET6 };
+            // The order is unknown. They are first, because the others still wait for a reply.
+            closed(family, SocketState::PendingAccept { address, through, turn: 0 })
+        });
+        peers.chain(clients).collect()
+    }
+
     /// Returns the state of a connection, which depends on its peer.
     pub(super) fn tcp_state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         let Some((other, peer)) = self.tcp_peer(contents) else { return self.state_without_peer(inode, contents) };
@@ -271,6 +367,13 @@ impl SocketTable<'_> {
     /// Returns the state of a connection without a peer in the tree: the peer is outside, or waits to be accepted by a
     /// listening socket of the tree.
     fn state_without_peer(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
+        if contents.has_ended_peer() {
+            let (address, peer) = (contents.address.clone(), contents.peer.clone().unwrap_or_default());
+            return Ok(match contents.is_over_loopback() {
+                true => SocketState::TcpPaired { pair: inode as u32, end: 0, address, peer },
+                false => SocketState::ShutDown { address },
+            });
+        }
         let waits = contents.tcp.as_ref().is_some_and(|tcp| tcp.is_peer_orphaned != Some(false));
         let wanted = contents.peer.as_deref().and_then(parse_internet_address);
         let waits_at = |listener: &SocketContents| {

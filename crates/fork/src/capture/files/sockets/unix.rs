@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket::{self, MessageSender, PeekedMessage};
-use farfork_sys::socket_abi::{SO_PEEK_OFF, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET};
+use farfork_sys::socket_abi::{AF_UNIX, SO_PEEK_OFF, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET};
 use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
 
 use super::super::fd_kind::DELETED_SUFFIX;
-use super::{CONNECTED, LISTENING, SocketContents, SocketTable, URGENT_DATA_REASON};
+use super::{CONNECTED, LISTENING, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
 
 /// Maximum size of a message in a socket's queue, in bytes: more than the kernel lets a process send by default.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -27,6 +27,18 @@ pub(in super::super) struct QueuedMessage {
     pub(in super::super) files: Vec<OwnedFd>,
     /// The sender, if the socket receives credentials and the sender is known.
     pub(in super::super) sender: Option<MessageSender>,
+}
+
+/// The path to which a Unix socket was bound, if it does not have it from a listening socket: it listens, or takes datagrams.
+pub(in super::super) fn own_bound_path(fd: BorrowedFd<'_>) -> io::Result<Option<Vec<u8>>> {
+    const FAMILY_BYTES: usize = 2;
+    let spec = SocketSpec::read(fd)?;
+    if spec.family != AF_UNIX || (spec.socket_type != SOCK_DGRAM && !super::is_listening(fd)) {
+        return Ok(None);
+    }
+    let address = socket::local_address(fd)?;
+    let path = address.get(FAMILY_BYTES..).and_then(|path| path.split(|byte| *byte == 0).next());
+    Ok(path.filter(|path| !path.is_empty()).map(<[u8]>::to_vec))
 }
 
 impl SocketContents {
