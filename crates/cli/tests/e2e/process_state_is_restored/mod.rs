@@ -136,6 +136,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("lost_names", |cluster| restored(cluster, "lost_names")),
     Test::shared("differences", |cluster| by_each_strategy(cluster, "differences")),
     Test::shared("refused_file_name", |cluster| refused(cluster, "refused_file_name", &["mapping", "rename the file"])),
+    Test::shared("refused_path_name", |cluster| refused(cluster, "refused_path_name", &["fd 3", "UTF-8"])),
     Test::shared("refused_lost_name", |cluster| refused(cluster, "refused_lost_name", &["fd 3", "hard link"])),
     Test::shared("epoll_targets", |cluster| restored(cluster, "epoll_targets")),
     Test::shared("epoll_in_flight", |cluster| restored(cluster, "epoll_in_flight")),

@@ -287,7 +287,7 @@ impl OpenFd {
                 Some(format!("{link} was deleted, so that no other node can open it; close it first"))
             }
             FdKind::Regular | FdKind::Directory | FdKind::NamedPipe if str::from_utf8(&self.link).is_err() => {
-                Some(format!("the path {link} is not UTF-8"))
+                Some(format!("the path {link} is not UTF-8, and is not carried; rename the file, or close it first"))
             }
             FdKind::Other(what) => Some(what.clone()),
             _ => None,

@@ -133,8 +133,9 @@ fn refuse_foreign_master(pid: i32, number: u32) -> Refusal {
 pub(in crate::capture) fn refuse_unpaired<'a>(
     processes: impl Iterator<Item = (i32, &'a [OpenFd])>,
 ) -> Result<Vec<Refusal>, CaptureError> {
-    let mut found = Vec::new();
+    let (mut found, mut has_unnamed) = (Vec::new(), false);
     for (pid, fds) in processes.filter(|(_, fds)| terminal_ends(fds).next().is_some()) {
+        has_unnamed |= terminal_ends(fds).any(is_controlling_terminal);
         // Skip a process that has ended.
         let process = match pidfd::open(pid).map_err(CaptureError::reading(pid, "the terminals")) {
             Err(CaptureError::ProcessGone { .. }) => continue,
@@ -148,10 +149,14 @@ pub(in crate::capture) fn refuse_unpaired<'a>(
             found.push((pid, fd.number, end));
         }
     }
-    Ok(refuse_missing_ends(found.iter().map(|(pid, number, end)| (*pid, *number, end))))
+    Ok(refuse_missing_ends(found.iter().map(|(pid, number, end)| (*pid, *number, end)), has_unnamed))
 }
 
-fn refuse_missing_ends<'a>(ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone) -> Vec<Refusal> {
+/// `has_unnamed` is whether a process of the tree has `/dev/tty` open, which may be the other end of any master.
+fn refuse_missing_ends<'a>(
+    ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone,
+    has_unnamed: bool,
+) -> Vec<Refusal> {
     let has = |wanted: Option<u32>, is_master: bool| {
         ends.clone().any(|(_, _, end)| match end {
             TerminalEnd::Master(_) => is_master && end.pts_number() == wanted,
@@ -167,7 +172,8 @@ fn refuse_missing_ends<'a>(ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + 
             Some(Refusal::new(fd_object(pid, fd), reason))
         }
         TerminalEnd::Master(master) => {
-            let is_alone = !has(end.pts_number(), false) && !master.is_locked && !master.readiness.is_hung_up;
+            let has_slave = has_unnamed || has(end.pts_number(), false);
+            let is_alone = !has_slave && !master.is_locked && !master.readiness.is_hung_up;
             is_alone.then(|| {
                 let reason = format!(
                     "it is the master of {DEVPTS_PATH}/{}, which other processes use, or no process has opened yet; close it first",
@@ -223,7 +229,7 @@ pub(in crate::capture) fn describe_terminals<'a>(
     session_members: &[SessionMember],
     root: TreeRoot,
 ) -> Result<Vec<PseudoTerminal>, Vec<Refusal>> {
-    let unpaired = refuse_missing_ends(ends.clone());
+    let unpaired = refuse_missing_ends(ends.clone(), false);
     if !unpaired.is_empty() {
         return Err(unpaired);
     }

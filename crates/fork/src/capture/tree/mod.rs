@@ -181,8 +181,11 @@ impl ProcessTree {
             }
             index += 1;
         }
-        let fds = tree.processes.iter().map(|one| (one.pid(), &one.prepared.survey.fds[..]));
-        refusals.extend(files::unpaired_terminals(fds)?);
+        // A refused descendant is missing in the tree, and may have the other end of a terminal.
+        if refusals.is_empty() {
+            let fds = tree.processes.iter().map(|one| (one.pid(), &one.prepared.survey.fds[..]));
+            refusals.extend(files::unpaired_terminals(fds)?);
+        }
         refusals.extend(tree.descriptor_size().refusal(pid));
         if refusals.is_empty() { Ok(tree) } else { Err(CaptureError::refused(pid, refusals)) }
     }
