@@ -64,6 +64,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_unix_messages", |cluster| {
         refused_with_note(cluster, "refused_unix_messages", &["fd 3", "unread messages", "read them first"]);
     }),
+    Test::shared("socket_differences", |cluster| by_each_strategy(cluster, "socket_differences")),
     Test::shared("unix_connected", |cluster| restored(cluster, "unix_connected")),
     Test::shared("unix_reset", |cluster| restored(cluster, "unix_reset")),
     Test::shared("unix_outside", |cluster| restored(cluster, "unix_outside")),

@@ -1,0 +1,51 @@
+/* State of sockets that differs in a child, as docs/process-state.md says: the mark of urgent data that was read, the time
+ * stamps of messages that wait, and SO_COOKIE. */
+#include "resource.h"
+
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#define AGE_NS 300000000L
+
+static int stream[2], messages[2];
+static uint64_t cookie;
+
+static uint64_t cookie_of(int fd) {
+    uint64_t value = 0;
+    socklen_t length = sizeof value;
+    REQUIRE(getsockopt(fd, SOL_SOCKET, SO_COOKIE, &value, &length) == 0);
+    return value;
+}
+
+static void set_up(void) {
+    int on = 1;
+    char byte;
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, stream) == 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, messages) == 0);
+    REQUIRE(send(stream[0], "ab", 2, 0) == 2 && send(stream[0], "!", 1, MSG_OOB) == 1 && send(stream[0], "cd", 2, 0) == 2);
+    REQUIRE(recv(stream[1], &byte, 1, MSG_OOB) == 1 && byte == '!');
+    REQUIRE(setsockopt(messages[1], SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on) == 0 && send(messages[0], "m", 1, 0) == 1);
+    cookie = cookie_of(stream[0]);
+    struct timespec age = {.tv_nsec = AGE_NS};
+    nanosleep(&age, NULL);
+}
+
+static int is_at_mark(void) {
+    int at_mark = -1;
+    REQUIRE(ioctl(stream[1], SIOCATMARK, &at_mark) == 0);
+    return at_mark;
+}
+
+static void check(void) {
+    char got[8], control[256];
+    struct iovec part = {.iov_base = got, .iov_len = sizeof got};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct timespec stamp, now;
+    ssize_t bytes = recv(stream[1], got, sizeof got, MSG_DONTWAIT);
+    REQUIRE(bytes == (is_child ? 4 : 2) && is_at_mark() == !is_child, "%zd bytes, mark %d", bytes, is_at_mark());
+    REQUIRE(recvmsg(messages[1], &message, MSG_DONTWAIT) == 1 && got[0] == 'm');
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    REQUIRE(header && header->cmsg_type == SCM_TIMESTAMPNS);
+    memcpy(&stamp, CMSG_DATA(header), sizeof stamp);
+    REQUIRE(clock_gettime(CLOCK_REALTIME, &now) == 0 && stamp.tv_sec <= now.tv_sec, "a stamp in the future");
+    REQUIRE((cookie_of(stream[0]) == cookie) == !is_child);
+}
