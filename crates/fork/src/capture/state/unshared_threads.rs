@@ -38,10 +38,10 @@ pub(in crate::capture) fn refuse_unshared_table(pid: i32, tid: i32) -> Option<Re
 
 fn refuse_own_namespace(pid: i32, common: &[Option<PathBuf>], tid: i32) -> Option<Refusal> {
     let own = read_namespaces(tid);
-    // No link of a thread that ends can be read. Neither can the link of a pid namespace without processes.
-    let is_alive = own[0].is_some();
-    let is_own = |at: &usize| is_alive && common[*at].is_some() && own[*at] != common[*at];
+    let is_own = |at: &usize| common[*at].is_some() && own[*at] != common[*at];
     let name = NAMESPACES[(0..NAMESPACES.len()).find(is_own)?];
+    // The link of a pid namespace without processes cannot be read. Neither can any link of a thread that ends.
+    fs::read_link(format!("/proc/{tid}/ns/net")).ok()?;
     let difference = match name.strip_suffix("_for_children") {
         Some(kind) => format!("its children get another {kind} namespace than those of the other threads"),
         None => format!("it is in another {name} namespace than the other threads"),
