@@ -21,13 +21,13 @@ impl OpenFileTable {
 
     /// The closed write end of a named pipe; `None` if a process of the tree can write to the pipe.
     fn closed_writer(&self, wanted: &str) -> Option<OpenFile> {
-        let ends = self.files.iter().filter_map(|file| match file {
+        let mut ends = self.files.iter().filter_map(|file| match file {
             OpenFile::NamedPipe { path, flags, capacity, .. } if path == wanted => Some((*flags, *capacity)),
             _ => None,
         });
         let (path, content) = (wanted.to_owned(), Vec::new());
         let is_read_only = ends.clone().all(|(flags, _)| flags & O_ACCMODE == O_RDONLY);
-        let (_, capacity) = ends.last().filter(|_| is_read_only)?;
+        let (_, capacity) = ends.next().filter(|_| is_read_only)?;
         Some(OpenFile::NamedPipe { path, flags: O_WRONLY, capacity, content })
     }
 }
