@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import guide
-from emulated_guest import EmulatedGuest
 from guests import Guest, Network
 
 # Set by `run.sh`: the program, and the kernel and the images of the guests.
@@ -32,20 +31,14 @@ def ssh_key(tmp_path_factory):
 class Pair:
     """Two guests, `a` and `b`, in a network of their own. They reach each other by ssh."""
 
-    def __init__(self, network, directory, ssh_key, clock_offset_s=0, emulated=None):
-        """`emulated` has the kernel and the processor of each guest, if these are emulated."""
+    def __init__(self, network, directory, ssh_key, clock_offset_s=0, machines=None):
+        """`machines` makes each guest, from the arguments of `Guest` after the kernel. By default, both are user-mode Linux."""
         self.network, self.ssh_key = network, ssh_key
-        images = {name: GUESTS / f"{release}.img" for name, release in RELEASES.items()}
-        if emulated is None:
-            self.guests = [
-                Guest(GUESTS / "kernel/linux", image, name, number, network, directory)
-                for number, (name, image) in enumerate(images.items(), 1)
-            ]
-        else:
-            self.guests = [
-                EmulatedGuest(*machine, ssh_key, image, name, number, network, directory)
-                for number, (machine, (name, image)) in enumerate(zip(emulated, images.items()), 1)
-            ]
+        machines = machines or [functools.partial(Guest, GUESTS / "kernel/linux")] * len(RELEASES)
+        self.guests = [
+            make_guest(GUESTS / f"{release}.img", name, number, network, directory)
+            for number, (make_guest, (name, release)) in enumerate(zip(machines, RELEASES.items()), 1)
+        ]
         self.a, self.b = self.guests
         self.a.boot()
         self.b.boot(clock_offset_s)

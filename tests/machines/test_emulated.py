@@ -2,10 +2,13 @@
 is twenty to fifty times slower. Guest `a` has the newer kernel.
 """
 
+import functools
+
 import pytest
 
 import parents
 from conftest import Pair, open_network
+from emulated_guest import EmulatedGuest
 
 # Processors of QEMU. SandyBridge and Haswell save the same registers, and Haswell has more instruction sets.
 ALL, SMALL, LARGE = "max", "SandyBridge", "Haswell"
@@ -18,7 +21,9 @@ def make_emulated(ssh_key, tmp_path):
     with open_network() as network:
 
         def make(processor, other_processor):
-            pair = Pair(network, tmp_path, ssh_key, emulated=[("newer", processor), ("older", other_processor)])
+            kinds = [("newer", processor), ("older", other_processor)]
+            machines = [functools.partial(EmulatedGuest, kernel, its_processor, ssh_key) for kernel, its_processor in kinds]
+            pair = Pair(network, tmp_path, ssh_key, machines=machines)
             pair.join_by_hand()
             return pair
 

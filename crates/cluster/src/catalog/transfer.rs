@@ -9,7 +9,7 @@ use super::{
     Catalog, CatalogContents, CatalogError, DamagedRecord, VolumeName, VolumeRecord, VolumeState, record_damage,
 };
 
-/// What an import does with a record in the catalog that cannot be read.
+/// How an import treats a record in the catalog that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DamagedRecordPolicy {
     /// Keep the record, and name it.

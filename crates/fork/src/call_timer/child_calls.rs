@@ -1,8 +1,8 @@
 //! Makes the timer end a child's calls that the capture of the parent interrupted, each after its remaining time.
 
 use std::collections::BTreeMap;
+use std::thread;
 use std::time::Duration;
-use std::{fs, thread};
 
 use farfork_sys::clock;
 use farfork_sys::process::{self, ProcStatus};
@@ -46,8 +46,7 @@ fn threads_of_tree(pid: i32) -> Vec<i32> {
     while let Some(pid) = processes.pop() {
         for tid in process::thread_ids(pid).unwrap_or_default() {
             threads.push(tid);
-            let children = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
-            processes.extend(children.split_ascii_whitespace().filter_map(|word| word.parse::<i32>().ok()));
+            processes.extend(process::children_of_thread(pid, tid));
         }
     }
     threads

@@ -145,13 +145,14 @@ pub(super) struct SharedTreeState {
     pub(super) relations: TreeRelations,
     /// [`clock::file_time_ns`] when all processes were stopped.
     pub(super) stopped_ns: i64,
+    /// The clocks at the end of the pause, from which children continue.
+    pub(super) clocks: Clocks,
 }
 
 /// State of one process that was read before the reply. Only its mapping flags can still cause a refusal.
 pub(super) struct CapturedProcess {
     pub(super) snapshot: ProcessSnapshot,
     pub(super) survey: Survey,
-    pub(super) clocks: Clocks,
     pub(super) extended_states: Vec<state::ThreadExtendedState>,
     pub(super) answers: Vec<ThreadAnswers>,
     pub(super) pages: InjectionPages,
@@ -253,7 +254,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         .for_each(|mut clone| clone.kill(Some(trace_lock)));
     let mut rollback = CaptureRollback { templates, pages: injection_pages(&tree, &released), lock: trace_lock };
     let (processes, shared) =
-        read_templates(tree, released, &rollback.templates, files?, PauseTimes { stopped_ns, clocks }, &deadline)?;
+        read_templates(tree, released, &rollback.templates, files?, stopped_ns, clocks, &deadline)?;
     times.total = started_at.elapsed();
     Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
 }
@@ -279,22 +280,15 @@ fn injection_pages(tree: &ProcessTree, released: &[ReleasedProcess]) -> Vec<(Inj
     released.iter().map(|one| one.outcome.pages.clone()).zip(syscalls).collect()
 }
 
-/// Times of a pause.
-#[derive(Clone, Copy)]
-struct PauseTimes {
-    /// [`clock::file_time_ns`] when all processes were stopped.
-    stopped_ns: i64,
-    /// The clocks at the end of the pause.
-    clocks: Clocks,
-}
-
-/// Before the reply, reads the state that can still cause a refusal, from all templates.
+/// Before the reply, reads the state that can still cause a refusal, from all templates. `stopped_ns` is when all processes
+/// were stopped.
 fn read_templates(
     tree: ProcessTree,
     released: Vec<ReleasedProcess>,
     templates: &[TemplateProcess],
     files: TreeFiles,
-    pause: PauseTimes,
+    stopped_ns: i64,
+    clocks: Clocks,
     deadline: &Deadline,
 ) -> Result<(Vec<CapturedProcess>, SharedTreeState), CaptureError> {
     let TreeFiles { processes: file_states, table: open_files, shared_copies, relations } = files;
@@ -304,15 +298,7 @@ fn read_templates(
     for (((tree_process, released), template), file_state) in members {
         let mut prepared = tree_process.prepared;
         held_files.merge(std::mem::take(&mut prepared.held_files));
-        processes.push(read_template(
-            prepared,
-            released,
-            template,
-            file_state,
-            &shared_copies,
-            pause.clocks,
-            deadline,
-        )?);
+        processes.push(read_template(prepared, released, template, file_state, &shared_copies, deadline)?);
     }
     // The processes may have grown since their surveys.
     let size = processes
@@ -324,7 +310,7 @@ fn read_templates(
     relations
         .check_reapers(&list_reapers(&processes))
         .map_err(|refusals| CaptureError::refused(processes[0].survey.pid, refusals))?;
-    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations, stopped_ns: pause.stopped_ns }))
+    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations, stopped_ns, clocks }))
 }
 
 /// Returns for each process its inner id, and whether it adopts orphaned descendants (a subreaper, or pid 1).
@@ -341,7 +327,6 @@ fn read_template(
     template: &TemplateProcess,
     file_state: ProcessFileState,
     shared_copies: &SharedCopies,
-    clocks: Clocks,
     deadline: &Deadline,
 ) -> Result<CapturedProcess, CaptureError> {
     let ReleasedProcess { outcome: paused, snapshot } = released;
@@ -379,7 +364,6 @@ fn read_template(
     Ok(CapturedProcess {
         snapshot,
         survey,
-        clocks,
         extended_states,
         answers,
         pages,

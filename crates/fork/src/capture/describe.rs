@@ -72,13 +72,13 @@ pub(super) fn describe_tree(
     shared: SharedTreeState,
     deadline: &Deadline,
 ) -> Result<DescribedTree, CaptureError> {
-    let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations, stopped_ns } = shared;
+    let SharedTreeState { shared_copies: mut copies, open_files, held_files, relations, stopped_ns, clocks } = shared;
     let template_pids: Vec<i32> = templates.iter().map(TemplateProcess::pid).collect();
     let leftovers =
         LeftoverPages(processes.iter().map(|one| (one.pages.clone(), one.survey.syscall_address)).collect());
     let (mut descriptors, mut written) = (Vec::with_capacity(processes.len()), Vec::with_capacity(processes.len()));
     for (template, captured_process) in templates.iter_mut().zip(processes) {
-        let (descriptor, its) = describe_process(options, template, captured_process, &copies, deadline)?;
+        let (descriptor, its) = describe_process(options, template, captured_process, &copies, clocks, deadline)?;
         descriptors.push(descriptor);
         written.push(its);
     }
@@ -124,6 +124,7 @@ fn describe_process(
     template_process: &mut TemplateProcess,
     mut captured_process: CapturedProcess,
     copies: &SharedCopies,
+    clocks: Clocks,
     deadline: &Deadline,
 ) -> Result<(Descriptor, WrittenMappings), CaptureError> {
     let mut injector = Injector::new(template_process.pid(), captured_process.survey.syscall_address, deadline);
@@ -164,7 +165,7 @@ fn describe_process(
     let mut process = process_state.build_process(&survey, &snapshot)?;
     let reading = |what| CaptureError::reading(pid, what);
     process.exe_object = copies.executable_index(subject).map_err(reading("its executable"))?;
-    let clocks = captured_process.clocks.as_seen_by(subject).map_err(reading("the time namespace"))?;
+    let clocks = clocks.as_seen_by(subject).map_err(reading("the time namespace"))?;
     drop(entered);
     let local_memory = eager::LocalMemory { mem: &mem, inherited: &inheritance };
     let eager_bytes =

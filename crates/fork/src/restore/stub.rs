@@ -1,13 +1,13 @@
 //! Sends requests to a container's stub, a zygote or a privileged forker over its control socket, and reads the
 //! reports.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use farfork_sys::fd_passing::{self, FDS_PER_MESSAGE_MAX};
-use farfork_sys::process::ProcStat;
+use farfork_sys::process::{self, ProcStat};
 use farfork_wire::Descriptor;
 use rustix::io::Errno;
 use zerocopy::{IntoBytes, TryFromBytes};
@@ -225,8 +225,7 @@ fn find_stopped_process(pid: i32) -> Option<i32> {
     if ProcStat::read(pid).is_ok_and(|stat| matches!(stat.state, 'T' | 't')) {
         return Some(pid);
     }
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    children.split_whitespace().filter_map(|child| child.parse().ok()).find_map(find_stopped_process)
+    process::children_of_thread(pid, pid).into_iter().find_map(find_stopped_process)
 }
 
 /// Waits until a stub, a zygote or a privileged forker reports that it is ready for a request, or that it has failed.

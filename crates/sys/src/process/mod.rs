@@ -43,6 +43,12 @@ pub fn thread_ids(pid: i32) -> io::Result<Vec<i32>> {
     numeric_entries(&format!("/proc/{pid}/task"))
 }
 
+/// Reads the ids of the children that a thread has forked and that have not been waited for. Empty if the thread has ended.
+pub fn children_of_thread(pid: i32, tid: i32) -> Vec<i32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+    list.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
 /// Reads the ids of all processes, in ascending order.
 ///
 /// # Errors

@@ -47,7 +47,7 @@ pub enum ControlRequest {
 pub struct CatalogImport {
     /// The records of volumes. Records of nodes are ignored.
     pub contents: CatalogContents,
-    /// What happens with records in the catalog that cannot be read.
+    /// How the import treats records in the catalog that cannot be read.
     pub damaged: DamagedRecordPolicy,
 }
 

@@ -61,7 +61,7 @@ impl ExportCatalog {
     }
 }
 
-/// What the user can do after the file was not written.
+/// Returns the next step for the user after the file could not be written.
 fn next_step_after(error: &CatalogError) -> &'static str {
     let CatalogError::Store { source, .. } = error else { return "name another file" };
     match source.kind() {

@@ -49,16 +49,18 @@ pub(in crate::capture) fn outside_end_notes(processes: &[(i32, Vec<OpenFd>)]) ->
     }
     let first = processes.first().map(|(pid, _)| *pid);
     let outside: Vec<&OwnEnd<'_>> = tree.ends.iter().filter(|end| !tree.has_peer_of(end)).collect();
-    let note = |end: &&OwnEnd<'_>| {
-        let owner = if Some(end.pid) == first { String::new() } else { format!("pid {}, ", end.pid) };
-        format!("{owner}fd {}: {}", end.fd.number, end.describe())
+    let object = |pid: i32, number: u32| {
+        let owner = if Some(pid) == first { String::new() } else { format!("pid {pid}, ") };
+        format!("{owner}fd {number}")
     };
+    let note = |end: &&OwnEnd<'_>| format!("{}: {}", object(end.pid, end.fd.number), end.describe());
     let more = outside.len().saturating_sub(NAMED_ENDS_MAX);
     let mut notes: Vec<String> = outside.iter().take(NAMED_ENDS_MAX).map(note).collect();
-    for (pid, number, reason) in tree.waiting_data.iter().take(NAMED_ENDS_MAX) {
-        let owner = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
-        notes.push(format!("{owner}fd {number}: a prepare is refused while {reason}"));
-    }
+    let waiting = tree.waiting_data.iter().take(NAMED_ENDS_MAX);
+    let waiting_note = |(pid, number, reason): &(i32, u32, &str)| {
+        format!("{}: a prepare is refused while {reason}", object(*pid, *number))
+    };
+    notes.extend(waiting.map(waiting_note));
     notes.extend((more > 0).then(|| format!("{more} more pipes and connections lead out of the process tree")));
     Ok(notes)
 }

@@ -1,7 +1,6 @@
 //! Threads in vfork(2). They sleep in the kernel and cannot be stopped until the child that shares their memory calls
 //! execve(2) or ends.
 
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -37,8 +36,7 @@ pub(in crate::capture) fn is_stuck_in_vfork(tid: i32) -> bool {
 
 /// Whether a child that shares a thread's memory runs, or waits for a disk.
 fn has_busy_child(tid: i32) -> bool {
-    let list = fs::read_to_string(format!("/proc/{tid}/task/{tid}/children")).unwrap_or_default();
-    let mut children = list.split_ascii_whitespace().filter_map(|word| word.parse().ok());
+    let mut children = process::children_of_thread(tid, tid).into_iter();
     let is_busy = |child| ProcStatus::read(child).is_ok_and(|status| matches!(status.state.as_str(), "R" | "D"));
     children.any(|child| process::share_resource(tid, child, SharedResource::Memory).unwrap_or(false) && is_busy(child))
 }

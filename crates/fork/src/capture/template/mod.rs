@@ -264,8 +264,7 @@ impl Drop for TemplateClone {
 fn kill_running_clones(parent: i32) {
     let tracer = rustix::thread::gettid().as_raw_pid();
     let is_clone = |pid: &i32| ProcStatus::read(*pid).is_ok_and(|status| status.tracer == tracer);
-    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    let children = process::children_of_thread(parent, parent).into_iter();
     for clone in children.filter(is_clone).filter_map(Pid::from_raw) {
         let _ = kill_process(clone, Signal::KILL);
     }
