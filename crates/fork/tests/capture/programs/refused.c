@@ -12,6 +12,20 @@ static void *waits(void *unused) {
     return unused;
 }
 
+// Starts a process that is not of this tree, because its parent has ended. It has copies of all descriptors until the
+// standard input ends.
+static void hold_outside(void) {
+    int child = CHECK(fork());
+    if (child) {
+        CHECK(waitpid(child, NULL, 0));
+        return;
+    }
+    if (CHECK(fork()) == 0) {
+        for (char byte; read(0, &byte, 1) == 1;) continue;
+    }
+    _exit(0);
+}
+
 static void make(const char *what) {
     int ends[2];
     if (!strcmp(what, "socket")) CHECK(socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC));
@@ -27,6 +41,11 @@ static void make(const char *what) {
     }
     if (!strcmp(what, "half_pipe")) {
         CHECK(pipe(ends));
+        CHECK(close(ends[1]));
+    }
+    if (!strcmp(what, "outside_pipe")) {
+        CHECK(pipe(ends));
+        hold_outside();
         CHECK(close(ends[1]));
     }
     if (!strcmp(what, "deleted_link")) {
