@@ -37,12 +37,20 @@ pub struct ReadReadiness {
 /// # Errors
 /// As poll(2).
 pub fn poll_read(fd: BorrowedFd<'_>) -> io::Result<Option<ReadReadiness>> {
-    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::PRI)];
-    let ready = retry_on_intr(|| poll(&mut polled, Some(&AT_ONCE)))?;
-    let events = polled[0].revents();
+    let events = poll_at_once(fd, PollFlags::IN | PollFlags::PRI)?;
     let has = |event| events.contains(event);
-    Ok((ready > 0).then(|| ReadReadiness { has_error: has(PollFlags::ERR), is_urgent: has(PollFlags::PRI) }))
+    Ok((!events.is_empty()).then(|| ReadReadiness { has_error: has(PollFlags::ERR), is_urgent: has(PollFlags::PRI) }))
+}
+
+/// Returns which of `events` have occurred, and also ERR and HUP. Does not wait.
+///
+/// # Errors
+/// As poll(2), except EINTR.
+pub fn poll_at_once(fd: BorrowedFd<'_>, events: PollFlags) -> io::Result<PollFlags> {
+    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::from_borrowed_fd(fd, events)];
+    retry_on_intr(|| poll(&mut polled, Some(&AT_ONCE)))?;
+    Ok(polled[0].revents())
 }
 
 /// Waits until `fd` is readable or at its end, at most until `deadline`; returns whether `fd` is readable or at its end.

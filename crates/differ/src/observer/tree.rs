@@ -1,6 +1,5 @@
 //! `StoppedTree`: a process and all its descendants, stopped.
 
-use std::fs;
 use std::time::Duration;
 
 use farfork_fork::capture::StoppedProcess;
@@ -75,9 +74,8 @@ fn is_template(pid: i32) -> bool {
 fn child_pids(pid: i32) -> Result<Vec<i32>, ObserveError> {
     let mut children = Vec::new();
     for tid in process::thread_ids(pid).map_err(ObserveError::read(format!("/proc/{pid}/task")))? {
-        let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
-        let listed = text.split_whitespace().filter_map(|word| word.parse::<i32>().ok());
-        children.extend(listed.filter(|child| !is_template(*child)));
+        let listed = process::children_of_thread(pid, tid);
+        children.extend(listed.into_iter().filter(|child| !is_template(*child)));
     }
     Ok(children)
 }

@@ -178,12 +178,9 @@ pub(crate) fn mapping_at(descriptor: &Descriptor, address: u64) -> &Mapping {
 
 /// Children of a process, including zombies and children without an exit signal.
 pub(crate) fn children(pid: i32) -> Vec<i32> {
-    let mut children = Vec::new();
-    for tid in farfork_sys::process::thread_ids(pid).expect("it lives") {
-        let list = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
-        children.extend(list.split_ascii_whitespace().map(|word| word.parse::<i32>().expect("a pid")));
-    }
-    children
+    use farfork_sys::process;
+    let threads = process::thread_ids(pid).expect("it lives");
+    threads.into_iter().flat_map(|tid| process::children_of_thread(pid, tid)).collect()
 }
 
 /// Whether a process exists, zombies included.

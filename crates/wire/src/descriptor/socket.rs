@@ -150,8 +150,7 @@ impl Socket {
     /// The file path in the bind address; `None` for another kind of address.
     pub fn bind_path(&self) -> Option<&[u8]> {
         const UNIX: u32 = 1;
-        let path = self.bind_address().get(2..).filter(|_| self.family == UNIX)?;
-        path.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())
+        parse_unix_path(self.bind_address()).filter(|_| self.family == UNIX)
     }
 
     /// The internet address at which peers reach the socket; `None` if it has none.
@@ -177,6 +176,12 @@ pub fn parse_internet_address(address: &[u8]) -> Option<SocketAddr> {
         _ => return None,
     };
     Some(SocketAddr::new(ip, port))
+}
+
+/// Returns the path in the address of a Unix socket, in the form of bind(2). `None` if the socket has no path.
+pub fn parse_unix_path(address: &[u8]) -> Option<&[u8]> {
+    const FAMILY_BYTES: usize = 2;
+    address.get(FAMILY_BYTES..)?.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())
 }
 
 /// Encodes an internet address in the form of bind(2).

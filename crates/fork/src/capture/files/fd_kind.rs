@@ -190,8 +190,8 @@ pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8],
 }
 
 /// The reason for refusing a location that can be reached only through an open descriptor.
-pub(in super::super) const NO_PATH_REASON: &str = "is on a mount that was removed, is covered by another mount, or was never attached (open_tree(2)), so that no path \
-     leads there; that is not carried";
+pub(in super::super) const NO_PATH_REASON: &str = "is on a mount that was removed, is covered by another mount, or was never \
+     attached (open_tree(2)), so that no path leads there; that is not carried";
 
 /// Returns the kind of a kernel file without data to copy. `None` for other files.
 pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -> Option<FdKind> {

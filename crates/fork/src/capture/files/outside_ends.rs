@@ -73,12 +73,10 @@ struct TreeEnds<'a> {
     unix_inodes: BTreeSet<u64>,
     /// Ports of the TCP sockets that listen.
     listening_ports: BTreeSet<u16>,
-    /// Inodes of the sockets in `ends`: descriptors of several processes may share one.
+    /// Inodes of the sockets that were read: descriptors of several processes may share one.
     known_sockets: BTreeSet<u64>,
     /// Process and descriptor of each socket with data that a prepare refuses, and why.
     waiting_data: Vec<(i32, u32, &'static str)>,
-    /// Inodes of the sockets whose data was checked.
-    waiting_inodes: BTreeSet<u64>,
 }
 
 impl<'a> TreeEnds<'a> {
@@ -99,9 +97,8 @@ impl<'a> TreeEnds<'a> {
         let mut diagnosis = None;
         for (fd, copy) in open_sockets(pid, fds)? {
             // A socket that cannot be read is refused by another check, or was closed.
-            let Ok(found) = self.read_socket(pid, fd, copy.as_fd(), &mut diagnosis) else { continue };
-            if let Some(peer) = found
-                && self.known_sockets.insert(fd.inode)
+            if self.known_sockets.insert(fd.inode)
+                && let Ok(Some(peer)) = self.read_socket(pid, fd, copy.as_fd(), &mut diagnosis)
             {
                 self.ends.push(OwnEnd { pid, fd, peer });
             }
@@ -124,21 +121,18 @@ impl<'a> TreeEnds<'a> {
                 None => diagnosis.insert(SockDiag::open(pid)?),
             };
             let unix = diagnosis.unix_socket(fd.inode as u32)?;
-            self.add_waiting_data(pid, fd, sockets::waiting_data_reason(copy, Some(&unix))?);
+            let waiting = sockets::waiting_data_reason(copy, Some(&unix))?;
+            self.waiting_data.extend(waiting.map(|reason| (pid, fd.number, reason)));
             let peer = unix.peer.filter(|inode| *inode != 0);
             return Ok(peer.map(|inode| PeerEnd::Unix { inode: inode.into() }));
         }
-        self.add_waiting_data(pid, fd, sockets::waiting_data_reason(copy, None)?);
+        let waiting = sockets::waiting_data_reason(copy, None)?;
+        self.waiting_data.extend(waiting.map(|reason| (pid, fd.number, reason)));
         if let Some(port) = sockets::tcp_listening_port(copy)? {
             self.listening_ports.insert(port);
         }
         let is_ended = sockets::is_tcp_ended_by_peer(copy)?;
         Ok(sockets::tcp_addresses(copy)?.map(|(own, peer)| PeerEnd::Tcp { own, peer, is_ended }))
-    }
-
-    fn add_waiting_data(&mut self, pid: i32, fd: &OpenFd, reason: Option<&'static str>) {
-        let is_new = self.waiting_inodes.insert(fd.inode);
-        self.waiting_data.extend(reason.filter(|_| is_new).map(|reason| (pid, fd.number, reason)));
     }
 
     fn has_peer_of(&self, end: &OwnEnd<'_>) -> bool {

@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farfork_sys::fd_owner::{FdOwner, SignalTarget};
 use farfork_sys::pidfd;
+use farfork_sys::poll::poll_at_once;
 use farfork_sys::process::{FdDirectory, FdInfo, ProcStatus};
 use farfork_sys::sock_diag::SockDiag;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
 use rustix::time::timerfd_gettime;
 
@@ -279,13 +280,13 @@ fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
     if packets.len() > 1 {
         buffers.clear();
     }
-    Ok(PipeState { capacity: capacity as u32, content, packets, buffers, writers: PipeWriters::Open })
+    Ok(PipeState { capacity: capacity as u32, content, packets, buffers, ..PipeState::EMPTY })
 }
 
 impl PipeWriters {
     /// Reads the writers of a pipe from a read end, and leaves its content there.
     pub(super) fn read(reader: &OwnedFd) -> io::Result<Self> {
-        if poll_at_once(reader, PollFlags::IN)?.contains(PollFlags::HUP) {
+        if poll_at_once(reader.as_fd(), PollFlags::IN)?.contains(PollFlags::HUP) {
             return Ok(Self::Closed);
         }
         let (_reader, copy) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
@@ -300,19 +301,12 @@ impl PipeWriters {
 
 /// Whether a process has the pipe of a write end open for reading.
 pub(super) fn has_readers(writer: &OwnedFd) -> io::Result<bool> {
-    Ok(!poll_at_once(writer, PollFlags::OUT)?.contains(PollFlags::ERR))
-}
-
-fn poll_at_once(fd: &OwnedFd, events: PollFlags) -> io::Result<PollFlags> {
-    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut polled = [PollFd::new(fd, events)];
-    poll(&mut polled, Some(&AT_ONCE))?;
-    Ok(polled[0].revents())
+    Ok(!poll_at_once(writer.as_fd(), PollFlags::OUT)?.contains(PollFlags::ERR))
 }
 
 /// Whether no buffer of a pipe is free. A write(2) then waits, even if buffers hold less than a page.
 fn is_full(writer: &OwnedFd) -> io::Result<bool> {
-    Ok(!poll_at_once(writer, PollFlags::OUT)?.contains(PollFlags::OUT))
+    Ok(!poll_at_once(writer.as_fd(), PollFlags::OUT)?.contains(PollFlags::OUT))
 }
 
 /// Reads the length of each buffer of a pipe, and leaves its contents there. tee(2) into a pipe of one buffer shows the length of

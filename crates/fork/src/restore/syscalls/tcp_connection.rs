@@ -85,8 +85,8 @@ pub(super) fn create_tcp_connections(
     create_closed_connections(open_file_builder, descriptor)
 }
 
-/// Creates connections that both ends, or only the peers, have shut down. For each end, a temporary other end sends the data that had
-/// arrived, shuts down, and is closed.
+/// Creates connections that both ends, or only the peers, have shut down. For each end, a temporary other end sends the data
+/// that had arrived, shuts down, and is closed.
 fn create_closed_connections(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,

@@ -8,6 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
+use farfork_sys::poll::poll_at_once;
 use farfork_sys::sock_diag::{EndedTcpClient, SockDiag, TcpMd5Key};
 use farfork_sys::socket;
 use farfork_sys::socket_abi::{
@@ -15,7 +16,7 @@ use farfork_sys::socket_abi::{
     TCP_ULP,
 };
 use farfork_wire::descriptor::{Socket, SocketOption, SocketState, encode_internet_address, parse_internet_address};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 
 use super::unix::UNREAD_PENDING_REASON;
 use super::{CLOSED, CONNECTED, LISTENING, QueuedMessage, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
@@ -100,30 +101,36 @@ impl TcpInfo {
             was_established: long(120) != Some(0) || word(228) != Some(0),
         })
     }
+
+    /// Whether only the other end has shut the connection down, and a child can read the received data. A child can neither
+    /// decrypt nor authenticate data, so there a protected connection is reset.
+    fn has_ended_peer(&self, fd: BorrowedFd<'_>) -> bool {
+        self.state == CLOSE_WAIT && protection_reason(fd).is_none()
+    }
+}
+
+/// Returns how a TCP socket authenticates or encrypts its segments, as a reason for a refusal.
+fn protection_reason(fd: BorrowedFd<'_>) -> Option<&'static str> {
+    if socket::read_option(fd, IPPROTO_TCP, TCP_AO_INFO).is_ok() {
+        return Some(AUTHENTICATION_REASON);
+    }
+    // Without a protocol, the kernel returns an empty name.
+    let has_upper_protocol = socket::read_option(fd, IPPROTO_TCP, TCP_ULP).is_ok_and(|name| !name.is_empty());
+    has_upper_protocol.then_some(UPPER_PROTOCOL_REASON)
 }
 
 impl SocketContents {
     /// Returns why a TCP socket that works in a child cannot be carried: it authenticates or encrypts its segments.
     pub(in super::super) fn protection_refusal(&self, fd: BorrowedFd<'_>, state: &SocketState) -> Option<&'static str> {
         let is_reset_in_child = matches!(state, SocketState::PeerOutside { .. });
-        if is_reset_in_child || !self.spec.is_tcp() { None } else { Self::protection(fd) }
-    }
-
-    fn protection(fd: BorrowedFd<'_>) -> Option<&'static str> {
-        if socket::read_option(fd, IPPROTO_TCP, TCP_AO_INFO).is_ok() {
-            return Some(AUTHENTICATION_REASON);
-        }
-        // Without a protocol, the kernel returns an empty name.
-        let has_upper_protocol = socket::read_option(fd, IPPROTO_TCP, TCP_ULP).is_ok_and(|name| !name.is_empty());
-        has_upper_protocol.then_some(UPPER_PROTOCOL_REASON)
+        if is_reset_in_child || !self.spec.is_tcp() { None } else { protection_reason(fd) }
     }
 
     /// Reads the state of a TCP socket. Reads its queue if both ends may be in the tree, or have shut down the connection.
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let info = TcpInfo::read(fd)?;
         let (mut is_peer_orphaned, mut has_ended) = (None, false);
-        // A child cannot decrypt or authenticate what has arrived: the connection is reset there.
-        let has_ended_peer = info.state == CLOSE_WAIT && Self::protection(fd).is_none();
+        let has_ended_peer = info.has_ended_peer(fd);
         (self.state, self.backlog) = (info.state, info.backlog);
         if self.state != LISTENING {
             let has_error = self.read_shutdown(fd)?;
@@ -191,9 +198,7 @@ impl SocketContents {
     /// Reads which directions are shut down: for sending from the state, for receiving from poll(2). Returns whether an
     /// error is pending.
     fn read_shutdown(&mut self, fd: BorrowedFd<'_>) -> io::Result<bool> {
-        let mut polled = [PollFd::new(&fd, PollFlags::RDHUP | PollFlags::PRI)];
-        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-        let events = polled[0].revents();
+        let events = poll_at_once(fd, PollFlags::RDHUP | PollFlags::PRI)?;
         self.shutdown = if events.contains(PollFlags::RDHUP) { NO_RECEIVING } else { 0 };
         if [FIN_WAIT_1, FIN_WAIT_2, LAST_ACK, CLOSING].contains(&self.state) {
             self.shutdown |= NO_SENDING;
@@ -248,15 +253,15 @@ impl SocketContents {
 fn read_closed_clients(diagnosis: &SockDiag, listener: SocketAddr) -> io::Result<Vec<EndedTcpClient>> {
     let mut ended = diagnosis.ended_tcp_clients(listener)?;
     ended.retain(|one| {
-        let is_local = one.client.ip().to_canonical().is_loopback() && one.server.ip().to_canonical().is_loopback();
+        let is_local = [one.client, one.server].iter().all(|end| canonical(*end).ip().is_loopback());
         is_local && !matches!(diagnosis.is_orphaned(one.client, one.server), Ok(Some(false)))
     });
     Ok(ended)
 }
 
-/// Whether a socket is a TCP connection that only its peer has shut down.
+/// Whether a socket is a TCP connection that only its peer has shut down, and whose received data a child can read.
 pub(in super::super) fn is_ended_by_peer(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(SocketSpec::read(fd)?.is_tcp() && TcpInfo::read(fd)?.state == CLOSE_WAIT)
+    Ok(SocketSpec::read(fd)?.is_tcp() && TcpInfo::read(fd)?.has_ended_peer(fd))
 }
 
 /// For a connection within the process. Whether both ends are in the process is not known.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket::{self, MessageSender, PeekedMessage};
 use farfork_sys::socket_abi::{AF_UNIX, SO_PEEK_OFF, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET};
-use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
+use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState, parse_unix_path};
 
 use super::super::fd_kind::DELETED_SUFFIX;
 use super::{CONNECTED, LISTENING, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
@@ -29,16 +29,13 @@ pub(in super::super) struct QueuedMessage {
     pub(in super::super) sender: Option<MessageSender>,
 }
 
-/// The path to which a Unix socket was bound, if it does not have it from a listening socket: it listens, or takes datagrams.
+/// The path to which a Unix socket was bound. `None` for a connection: an accepted one has the path of its listening socket.
 pub(in super::super) fn own_bound_path(fd: BorrowedFd<'_>) -> io::Result<Option<Vec<u8>>> {
-    const FAMILY_BYTES: usize = 2;
     let spec = SocketSpec::read(fd)?;
     if spec.family != AF_UNIX || (spec.socket_type != SOCK_DGRAM && !super::is_listening(fd)) {
         return Ok(None);
     }
-    let address = socket::local_address(fd)?;
-    let path = address.get(FAMILY_BYTES..).and_then(|path| path.split(|byte| *byte == 0).next());
-    Ok(path.filter(|path| !path.is_empty()).map(<[u8]>::to_vec))
+    Ok(parse_unix_path(&socket::local_address(fd)?).map(<[u8]>::to_vec))
 }
 
 impl SocketContents {
