@@ -14,8 +14,14 @@ use tempfile::TempDir;
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// sshd needs an empty directory in /run. In these namespaces, /run is empty, and all processes end with the first one.
-const START_SCRIPT: &str =
-    r#"mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && exec /usr/sbin/sshd -D -e -f "$1""#;
+/// bash(1) reads ~/.bashrc in each session of sshd. The file can print, be slow, or leave lock files if the session is
+/// killed, so it is hidden.
+const START_SCRIPT: &str = r#"
+set -e
+mount -t tmpfs tmpfs /run
+mkdir -m 755 /run/sshd
+if [ -e ~root/.bashrc ]; then mount --bind /dev/null ~root/.bashrc; fi
+exec /usr/sbin/sshd -D -e -f "$1""#;
 
 /// A running server with its own host key, and the key of the only user that may log in: root.
 pub(crate) struct SshServer {

@@ -27,7 +27,8 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 const LOG_LINES_MAX: usize = 20;
 
 /// Makes the root file system of a host in $1, a writable layer over the root of this machine, and becomes its first process:
-/// sshd. Waits for a line on the standard input first, when the network is ready.
+/// sshd. Waits for a line on the standard input first, when the network is ready. bash(1) reads ~/.bashrc in each session of
+/// sshd. The file can print, be slow, or leave lock files if the session is killed, so it is hidden.
 const HOST_SCRIPT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -43,6 +44,7 @@ mkdir -m 755 run/sshd
 read -r _
 pivot_root . mnt
 umount -l /mnt
+if [ -e ~root/.bashrc ]; then mount --bind /dev/null ~root/.bashrc; fi
 exec /usr/sbin/sshd -D -e -f /etc/ssh/test_config </dev/null"#;
 
 /// One host.
