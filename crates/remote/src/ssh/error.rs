@@ -60,7 +60,8 @@ pub enum RemoteError {
     },
     /// The host did not run a command in time.
     #[error(
-        "host {host}: {address} did not run a command within {} s (`connect_timeout_s` of the inventory); check that it is up",
+        "host {host}: {address} did not run a command within {} s (`connect_timeout_s` of the inventory); check that it is up, \
+         and that `ssh {address} true` ends in that time",
         limit.as_secs()
     )]
     Timeout {
