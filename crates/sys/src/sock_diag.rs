@@ -374,23 +374,23 @@ mod tests {
         let waiting = EndedTcpClient { server: own, client: closed.local_addr().unwrap(), has_sent: false };
         closed.shutdown(std::net::Shutdown::Write).unwrap();
         // The end of a stream arrives later on a busy machine.
-        let has_ended = |wanted: &[EndedTcpClient]| {
+        let wait_until_ended = |wanted: &[EndedTcpClient]| {
             let give_up = Instant::now() + Duration::from_secs(30);
             loop {
                 let found = diagnosis.ended_tcp_clients(own).unwrap();
-                let is_equal = found.len() == wanted.len() && wanted.iter().all(|one| found.contains(one));
-                if is_equal || Instant::now() > give_up {
-                    return is_equal;
+                if found.len() == wanted.len() && wanted.iter().all(|one| found.contains(one)) {
+                    return;
                 }
+                assert!(Instant::now() < give_up, "{found:?}");
             }
         };
-        assert!(has_ended(&[waiting]));
+        wait_until_ended(&[waiting]);
         drop(closed);
         closed = TcpStream::connect(own).unwrap();
         std::io::Write::write_all(&mut closed, b"q").unwrap();
         let with_data = EndedTcpClient { client: closed.local_addr().unwrap(), has_sent: true, ..waiting };
         drop(closed);
-        assert!(has_ended(&[waiting, with_data]));
+        wait_until_ended(&[waiting, with_data]);
         let _server = listener.accept().unwrap();
         assert_eq!(diagnosis.is_orphaned(own, peer).unwrap(), Some(false));
         assert_eq!(diagnosis.is_orphaned(own, SocketAddr::new(peer.ip(), 1)).unwrap(), None);
