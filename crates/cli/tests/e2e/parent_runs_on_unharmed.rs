@@ -34,6 +34,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("waits_of_a_child_are_not_interrupted", |cluster| waits_of_a_child(cluster, &[])),
     Test::shared("waits_of_a_child_keep_their_remaining_time", |cluster| waits_of_a_child(cluster, &[WAIT_SLACK_MS]))
         .long(),
+    Test::shared("waits_of_a_grandchild_keep_their_remaining_time", waits_of_a_grandchild).long(),
     Test::alone("waits_are_not_interrupted_by_a_killed_daemon", || check_waits_with_killed_daemon(&[])),
     Test::alone("waits_end_in_time_after_a_killed_daemon", || check_waits_with_killed_daemon(&[WAIT_SLACK_MS])).long(),
     Test::shared("check_names_waits_that_are_not_kept_exactly", inexact_waits),
@@ -191,6 +192,19 @@ fn waits_of_a_child(cluster: &Cluster, slack: &[&str]) {
     let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 41, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 42, &[]);
+    parent.require_unharmed();
+}
+
+/// A wait of the parent continues in a child, and is interrupted there again. In the child's own children, it lasts for the
+/// time that the parent's wait had left, less the time that passed in the child.
+fn waits_of_a_grandchild(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Situation("time_limits"), &["3000", WAIT_SLACK_MS]);
+    parent.wait_for_ticks(BASELINE_TICKS);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let children = seed.fork_idle(1, &[]);
+    let seed_of_child = Seed::prepare_process(cluster.first(), &children[0].pid.to_string(), &[]);
+    seed_of_child.fork_and_check(&parent, 43, &["--to", cluster.name(1)]);
+    cluster.first().run(&["kill", "--signal", "KILL", &children[0].id]).require_success();
     parent.require_unharmed();
 }
 

@@ -9,7 +9,7 @@ use farfork_sys::process::{self, ProcStatus};
 use farfork_wire::descriptor::{Descriptor, RestartableCall, Thread};
 
 use super::{CallExpiry, CallSite};
-use crate::capture::restart;
+use crate::capture::{self, restart};
 
 /// Makes the timer end calls of a child's threads. `pid` is the child's first process, which has run for `age`. Does not
 /// wait.
@@ -26,6 +26,7 @@ pub fn watch_child_calls(pid: i32, descriptor: &Descriptor, age: Duration) {
             if let Some((site, left)) = inner_tid.and_then(|inner_tid| limited.get(&inner_tid)) {
                 let end =
                     CallExpiry { deadline_ns: began_ns.saturating_add(left.remaining_ns), result: left.timeout_result };
+                capture::remember_marked_end(tid, *site, end.deadline_ns);
                 super::watch_call(tid, *site, end);
             }
         }

@@ -42,6 +42,7 @@ pub use shared::SharedCopy;
 pub use state::namespaces::NamespacePolicy;
 pub(crate) use stop::call_entry::{ProcessorClocks, SleepingCall, StoppedCall};
 pub(crate) use stop::call_timeouts::LimitedCall;
+pub(crate) use stop::interrupted_calls::remember_marked_end;
 pub use stop::queries::{QueryArgument, QueryCall, QueryResult, QueryThreads};
 pub(crate) use stop::restart::{self, CallMark};
 pub use stop::stopped_process::StoppedProcess;

@@ -158,13 +158,23 @@ impl InterruptedCall {
     fn remember_end(&self, end_ns: u64) {
         let switches = if self.mark.is_some() { Some(0) } else { read_voluntary_switches(self.tid) };
         let Some(voluntary_switches) = switches else { return };
-        let mut ends = CALL_ENDS.lock().unwrap_or_else(PoisonError::into_inner);
-        if ends.len() >= CALL_ENDS_MAX {
-            let now_ns = clock::monotonic_ns();
-            ends.retain(|_, recorded| recorded.end_ns.saturating_add(KEEP_END_NS) > now_ns);
-        }
-        ends.insert(self.tid, RecordedEnd { site: self.site, end_ns, voluntary_switches });
+        insert_end(self.tid, RecordedEnd { site: self.site, end_ns, voluntary_switches });
     }
+}
+
+/// Records the end of a marked call that a child repeats, for later captures of the child. `end_ns` is a time of
+/// CLOCK_MONOTONIC.
+pub(crate) fn remember_marked_end(tid: i32, site: CallSite, end_ns: u64) {
+    insert_end(tid, RecordedEnd { site, end_ns, voluntary_switches: 0 });
+}
+
+fn insert_end(tid: i32, recorded: RecordedEnd) {
+    let mut ends = CALL_ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+    if ends.len() >= CALL_ENDS_MAX {
+        let now_ns = clock::monotonic_ns();
+        ends.retain(|_, recorded| recorded.end_ns.saturating_add(KEEP_END_NS) > now_ns);
+    }
+    ends.insert(tid, recorded);
 }
 
 fn read_voluntary_switches(tid: i32) -> Option<u64> {

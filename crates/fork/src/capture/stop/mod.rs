@@ -8,7 +8,7 @@ pub(crate) mod call_entry;
 pub(crate) mod call_timeouts;
 pub(super) mod freezer;
 pub(super) mod inexact_waits;
-pub(super) mod interrupted_calls;
+pub(crate) mod interrupted_calls;
 pub(crate) mod queries;
 pub(crate) mod restart;
 pub(super) mod stop_guard;
