@@ -17,8 +17,9 @@ use farfork_wire::descriptor::{
 use super::anon_inode::LockHolder;
 use super::epoll_targets::WatchingEpoll;
 use super::open_file_index::{KnownOpenFile, OpenFileIndex};
+use super::pipe_state::{PipeState, PipeWriters};
 use super::sockets::{self, SocketDefaultsCache, SocketTable};
-use super::states::{OpenFileStates, PipeState, PipeWriters};
+use super::states::OpenFileStates;
 use super::terminal::TerminalEnd;
 use super::{
     FOREIGN_PIDFD_REASON, FdKind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, THREAD_PIDFD_REASON, TreeStreams, anon_inode,

@@ -15,6 +15,7 @@ mod kernel_file;
 mod open_file_index;
 mod outside_ends;
 pub(super) mod path_identity;
+mod pipe_state;
 mod running_check;
 mod sockets;
 mod standard_streams;

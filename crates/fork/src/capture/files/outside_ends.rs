@@ -10,7 +10,7 @@ use farfork_sys::pidfd;
 use farfork_sys::process::FdInfo;
 use farfork_sys::sock_diag::SockDiag;
 
-use super::states::{PipeWriters, has_readers};
+use super::pipe_state::{PipeWriters, has_readers};
 use super::{FdKind, O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, OpenFd, open_sockets, sockets};
 use crate::capture::error::CaptureError;
 
