@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 use farfork_container::resolve_on_node;
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, OpenFileAttributes, SharedObjectKind, WrittenRun};
+use farfork_wire::descriptor::{
+    FileIdentity, FileStatus, OpenFile, OpenFileAttributes, PipeBuffer, SharedObjectKind, WrittenRun,
+};
 use rustix::event::EventfdFlags;
 use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
 use rustix::io::Errno;
@@ -398,13 +400,9 @@ fn create_filled_pipe<'a>(
     attributes: &[&OpenFileAttributes],
 ) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    let has_packets = |file: &OpenFile| matches!(file, OpenFile::Pipe { flags, .. } if OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
-    if files.clone().any(has_packets) {
-        fcntl_setfl(&write, OFlags::NONBLOCK | OFlags::DIRECT)?;
-    }
     let buffers = attributes.iter().map(|attributes| &attributes.pipe_buffers).find(|buffers| !buffers.is_empty());
     for file in files {
-        if let OpenFile::Pipe { is_write_end: false, capacity, content, packets, .. } = file {
+        if let OpenFile::Pipe { capacity, content, packets, .. } = file {
             fcntl_setpipe_size(&write, *capacity as usize)?;
             match buffers.filter(|_| !content.is_empty()) {
                 Some(buffers) => write_buffers(&write, content, buffers)?,
@@ -419,14 +417,15 @@ fn create_filled_pipe<'a>(
     Ok((read, write))
 }
 
-/// Fills one buffer of a pipe with each piece. splice(2) moves a buffer as it is, and write(2) adds nothing to it later.
-fn write_buffers(write: &OwnedFd, content: &[u8], lengths: &[u32]) -> io::Result<()> {
+/// Fills a buffer of a pipe with each piece. splice(2) moves a buffer as it is.
+fn write_buffers(write: &OwnedFd, content: &[u8], buffers: &[PipeBuffer]) -> io::Result<()> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    let mut writer = File::from(writer);
     let mut rest = content;
-    for length in lengths {
+    for PipeBuffer { length, is_packet } in buffers {
         let (piece, others) = rest.split_at_checked(*length as usize).ok_or(io::ErrorKind::InvalidData)?;
-        writer.write_all(piece)?;
+        let mode = if *is_packet { OFlags::DIRECT } else { OFlags::empty() };
+        fcntl_setfl(&writer, mode | OFlags::NONBLOCK)?;
+        File::from(writer.try_clone()?).write_all(piece)?;
         if splice(&reader, None, write, None, piece.len(), SpliceFlags::NONBLOCK)? != piece.len() {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -435,8 +434,11 @@ fn write_buffers(write: &OwnedFd, content: &[u8], lengths: &[u32]) -> io::Result
     if rest.is_empty() { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-/// Calls write(2) once per packet, because packet mode preserves the boundaries of writes.
+/// Calls write(2) once per packet. Several packets are those of a descriptor before version 30.
 fn write_packets(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
+    if packets.len() > 1 {
+        fcntl_setfl(write, OFlags::NONBLOCK | OFlags::DIRECT)?;
+    }
     let mut rest = content;
     for length in packets {
         let (packet, others) = rest.split_at_checked(*length as usize).ok_or(io::ErrorKind::InvalidData)?;

@@ -91,8 +91,18 @@ pub struct OpenFileAttributes {
     pub is_refused: bool,
     /// Memory that the kernel accounts for the data that a Unix stream has sent and its peer has not read, in bytes.
     pub sent_memory_bytes: u32,
-    /// Lengths of the buffers of a full pipe, in bytes. Empty if the pipe is not full, or if its buffers are full too.
-    pub pipe_buffers: Vec<u32>,
+    /// The buffers of a pipe with unread bytes, in order. Empty if one write(2) of these bytes makes the same buffers.
+    pub pipe_buffers: Vec<PipeBuffer>,
+}
+
+/// A buffer of a pipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PipeBuffer {
+    /// Number of unread bytes, a page at most.
+    pub length: u32,
+    /// Whether the bytes are a packet of a writer in packet mode (O_DIRECT): a read(2) ends with them, and drops those that
+    /// do not fit.
+    pub is_packet: bool,
 }
 
 /// Credentials of a process when it created a connection.

@@ -24,7 +24,7 @@ mod written_runs;
 use serde::{Deserialize, Serialize};
 
 pub use attributes::{
-    LocalDescriptor, MCE_KILL_DEFAULT, MemoryPolicy, NUMA_NODE_WORDS, OpenFileAttributes, PeerCredentials,
+    LocalDescriptor, MCE_KILL_DEFAULT, MemoryPolicy, NUMA_NODE_WORDS, OpenFileAttributes, PeerCredentials, PipeBuffer,
     ProcessAttributes, ThreadAttributes, UserDispatch,
 };
 pub use codec::{DESCRIPTOR_BYTES_MAX, DESCRIPTOR_VERSION, DecodeError, OversizedDescriptor, decode, encode};

@@ -60,10 +60,11 @@ pub enum OpenFile {
         flags: u32,
         /// Capacity, in bytes.
         capacity: u32,
-        /// Unread bytes. Only the first readable end of a pipe has them.
+        /// Unread bytes. Only the first readable end of a pipe has them. If no end is readable, the first one has them.
         #[serde(with = "serde_bytes")]
         content: Vec<u8>,
-        /// Lengths of the packets in `content`, in bytes. One packet, unless a writer is in packet mode (O_DIRECT).
+        /// Lengths of the packets in `content`, in bytes. Since version 30, one packet: `OpenFileAttributes::pipe_buffers`
+        /// has the others.
         packets: Vec<u32>,
     },
     /// eventfd(2).

@@ -1,8 +1,8 @@
 //! Tests of attributes that few processes set, and of the version that lacks them.
 
 use farfork_wire::descriptor::{
-    Descriptor, FileStatus, LocalDescriptor, MemoryPolicy, OpenFileAttributes, PeerCredentials, ProcessAttributes,
-    ThreadAttributes, UserDispatch, decode, encode,
+    Descriptor, FileStatus, LocalDescriptor, MemoryPolicy, OpenFileAttributes, PeerCredentials, PipeBuffer,
+    ProcessAttributes, ThreadAttributes, UserDispatch, decode, encode,
 };
 
 use super::descriptor;
@@ -31,7 +31,7 @@ pub(super) fn open_file_attributes() -> OpenFileAttributes {
         peer: Some(PeerCredentials { uid: 1, gid: 2, groups: vec![3] }),
         is_refused: true,
         sent_memory_bytes: 4,
-        pipe_buffers: vec![5],
+        pipe_buffers: vec![PipeBuffer { length: 5, is_packet: true }],
     }
 }
 

@@ -37,6 +37,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("named_pipe_writers", |cluster| restored(cluster, "named_pipe_writers")),
     Test::shared("two_way_pipes", |cluster| restored(cluster, "two_way_pipes")),
     Test::shared("packet_pipe", |cluster| restored(cluster, "packet_pipe")),
+    Test::shared("unread_pipe", |cluster| restored(cluster, "unread_pipe")),
     Test::shared("unix_stream_pair", |cluster| restored(cluster, "unix_stream_pair")),
     Test::shared("unix_message_pairs", |cluster| restored(cluster, "unix_message_pairs")),
     Test::shared("unix_rights", |cluster| restored(cluster, "unix_rights")),

@@ -140,7 +140,7 @@ pub(super) struct FileTableBuilder<'a> {
     pub(super) are_inflight: bool,
 }
 
-impl FileTableBuilder<'_> {
+impl<'a> FileTableBuilder<'a> {
     /// Builds the files of a stopped process. `infos` are the `fdinfo` of its descriptors, in their order. The table
     /// receives the open files that no earlier process has. The first process must be built first.
     pub(super) fn build_process_files(mut self, infos: &[FdInfo]) -> Result<ProcessFiles, CaptureError> {
@@ -218,7 +218,7 @@ impl FileTableBuilder<'_> {
         const SOCKET_MODE: u32 = 0o777;
         let (attributes, new_mode) = match file {
             OpenFile::Pipe { content, .. } => {
-                let state = self.tree_states.pipes.get(&fd.inode).filter(|_| !content.is_empty());
+                let state = self.tree_states.pipe(fd.inode).filter(|_| !content.is_empty());
                 let pipe_buffers = state.map_or(Vec::new(), |state| state.buffers.clone());
                 (OpenFileAttributes { pipe_buffers, ..OpenFileAttributes::default() }, PIPE_MODE)
             }
@@ -371,16 +371,14 @@ impl FileTableBuilder<'_> {
 
     fn build_named_pipe(&mut self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let can_read = flags & O_ACCMODE != O_WRONLY;
-        let state = match self.tree_states.pipes.get(&fd.inode) {
-            Some(state) => state,
-            None if can_read => return Err(self.changed_error(fd)),
-            None => &PipeState::EMPTY,
+        let state = self.pipe_state(fd, can_read)?;
+        let refusal = match state {
+            state if state.has_packets() => Some("packets (O_DIRECT) wait in it, which are not carried"),
+            state if state.is_full_of_parts() => Some(FULL_NAMED_PIPE_REASON),
+            _ => None,
         };
-        if state.packets.len() > 1 {
-            return self.or_refusal(fd, Err("packets (O_DIRECT) wait in it, which are not carried".to_owned()));
-        }
-        if !state.buffers.is_empty() {
-            return self.or_refusal(fd, Err(FULL_NAMED_PIPE_REASON.to_owned()));
+        if let Some(reason) = refusal {
+            return self.or_refusal(fd, Err(reason.to_owned()));
         }
         let path = self.path(fd);
         if state.writers != PipeWriters::NeverOpened {
@@ -394,23 +392,22 @@ impl FileTableBuilder<'_> {
 
     fn build_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let is_write_end = flags & O_ACCMODE == O_WRONLY;
-        let state = match self.tree_states.pipes.get(&fd.inode) {
-            Some(state) => state,
-            // Only the write end is in the tree: the reader outside has the data.
-            None if is_write_end => &PipeState::EMPTY,
-            None => return Err(self.changed_error(fd)),
-        };
-        let is_first = !self
-            .table
-            .files
-            .iter()
-            .any(|file| matches!(file, OpenFile::Pipe { pipe, is_write_end: false, .. } if *pipe == fd.inode));
-        let (content, packets) = if !is_write_end && is_first {
-            (state.content.clone(), state.packets.clone())
-        } else {
-            (Vec::new(), Vec::new())
-        };
+        let state = self.pipe_state(fd, !is_write_end)?;
+        let can_be_read = self.tree_states.pipes.contains_key(&fd.inode);
+        let is_first = !self.table.files.iter().any(|file| {
+            matches!(file, OpenFile::Pipe { pipe, is_write_end, .. } if *pipe == fd.inode && !(*is_write_end && can_be_read))
+        });
+        let has_content = is_first && !(is_write_end && can_be_read);
+        let content = if has_content { state.content.clone() } else { Vec::new() };
+        let packets = if content.is_empty() { Vec::new() } else { vec![content.len() as u32] };
         Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity: state.capacity, content, packets })
+    }
+
+    /// The state of the pipe of a descriptor.
+    fn pipe_state(&self, fd: &OpenFd, can_read: bool) -> Result<&'a PipeState, CaptureError> {
+        let states = self.tree_states;
+        let state = if can_read { states.pipes.get(&fd.inode) } else { states.pipe(fd.inode) };
+        state.ok_or_else(|| self.changed_error(fd))
     }
 
     /// Chooses the standard stream for a descriptor. Descriptors 0, 1 and 2 of the first process get the stream of their

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use farfork_sys::pidfd;
 use farfork_sys::process::FdInfo;
 use farfork_sys::sock_diag::SockDiag;
 
-use super::pipe_state::{PipeWriters, has_readers};
+use super::pipe_state::{PipeWriters, has_readers, is_reader_noticed};
 use super::{FdKind, O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, OpenFd, open_sockets, sockets};
 use crate::capture::error::CaptureError;
 
@@ -29,8 +29,8 @@ struct OwnEnd<'a> {
 #[derive(Debug)]
 enum PeerEnd {
     /// A pipe with this access mode: the opposite mode, or both in one descriptor. If no process has it open, a child finds
-    /// the same.
-    Pipe { mode: u32, is_open: bool },
+    /// the same. `lost_bytes` is the number of unread bytes that children do not get.
+    Pipe { mode: u32, is_open: bool, lost_bytes: u64 },
     /// A TCP socket with exchanged addresses, or one that listens on the peer's address and has not accepted it yet.
     Tcp { own: SocketAddr, peer: SocketAddr, is_ended: bool },
     /// The Unix socket with this inode.
@@ -61,6 +61,14 @@ pub(in crate::capture) fn outside_end_notes(processes: &[(i32, Vec<OpenFd>)]) ->
         format!("{}: a prepare is refused while {reason}", object(*pid, *number))
     };
     notes.extend(waiting.map(waiting_note));
+    let lost_note = |end: &OwnEnd<'_>| match end.peer {
+        PeerEnd::Pipe { lost_bytes: lost @ 1.., .. } => Some(format!(
+            "{}: {lost} bytes wait in a pipe that no process has open for reading: children do not get them",
+            object(end.pid, end.fd.number)
+        )),
+        _ => None,
+    };
+    notes.extend(tree.ends.iter().filter_map(lost_note).take(NAMED_ENDS_MAX));
     notes.extend((more > 0).then(|| format!("{more} more pipes and connections lead out of the process tree")));
     Ok(notes)
 }
@@ -83,12 +91,12 @@ impl<'a> TreeEnds<'a> {
     fn add_pipes(&mut self, pid: i32, fds: &'a [OpenFd]) -> Result<(), CaptureError> {
         for fd in fds.iter().filter(|fd| matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && !fd.is_standard_stream)
         {
-            let mode = match FdInfo::read(pid, fd.number) {
-                Ok(info) => info.flags & O_ACCMODE,
+            let flags = match FdInfo::read(pid, fd.number) {
+                Ok(info) => info.flags,
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
                 Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
             };
-            self.ends.push(OwnEnd { pid, fd, peer: PeerEnd::Pipe { mode, is_open: has_open_end(pid, fd, mode) } });
+            self.ends.push(OwnEnd { pid, fd, peer: PeerEnd::of_pipe(pid, fd, flags) });
         }
         Ok(())
     }
@@ -139,7 +147,7 @@ impl<'a> TreeEnds<'a> {
         let pipe_modes =
             || self.ends.iter().filter(|other| other.fd.inode == end.fd.inode).filter_map(OwnEnd::pipe_mode);
         match end.peer {
-            PeerEnd::Pipe { mode, is_open } if mode == O_RDWR || !is_open => true,
+            PeerEnd::Pipe { mode, is_open, .. } if mode == O_RDWR || !is_open => true,
             PeerEnd::Pipe { .. } => {
                 let modes: BTreeSet<u32> = pipe_modes().collect();
                 modes.contains(&O_RDWR) || (modes.contains(&O_RDONLY) && modes.contains(&O_WRONLY))
@@ -177,15 +185,23 @@ impl OwnEnd<'_> {
     }
 }
 
-/// Whether the other end of a pipe is open in any process. True if it cannot be read.
-fn has_open_end(pid: i32, fd: &OpenFd, mode: u32) -> bool {
-    let copy = pidfd::open(pid).and_then(|process| fd.duplicate(&process));
-    let is_open = copy.and_then(|copy| match mode {
-        O_RDONLY => Ok(PipeWriters::read(&copy)? == PipeWriters::Open),
-        O_WRONLY => has_readers(&copy),
-        _ => Ok(true),
-    });
-    is_open.unwrap_or(true)
+impl PeerEnd {
+    /// Finds the other end of a pipe. It counts as open if it cannot be read. `flags` are the O_* flags of the descriptor.
+    fn of_pipe(pid: i32, fd: &OpenFd, flags: u32) -> Self {
+        let mode = flags & O_ACCMODE;
+        let read_peer = |copy: OwnedFd| {
+            let is_open = match mode {
+                O_RDONLY => PipeWriters::read(&copy)? == PipeWriters::Open,
+                O_WRONLY => has_readers(&copy)?,
+                _ => true,
+            };
+            let is_lost = mode == O_WRONLY && !is_open && is_reader_noticed(&fd.kind, flags);
+            let lost_bytes = if is_lost { rustix::io::ioctl_fionread(&copy)? } else { 0 };
+            Ok(Self::Pipe { mode, is_open, lost_bytes })
+        };
+        let copy = pidfd::open(pid).and_then(|process| fd.duplicate(&process));
+        copy.and_then(read_peer).unwrap_or(Self::Pipe { mode, is_open: true, lost_bytes: 0 })
+    }
 }
 
 #[cfg(test)]
@@ -198,6 +214,29 @@ mod tests {
 
     use super::super::{DaemonSockets, list_open_fds};
     use super::outside_end_notes;
+
+    #[test]
+    fn bytes_that_nobody_can_read_are_named() {
+        use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("fifo");
+        mkfifoat(CWD, &path, Mode::RWXU).unwrap();
+        let open_for = |mode: OFlags| open(&path, mode | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let reader = open_for(OFlags::RDONLY);
+        let writer = open_for(OFlags::WRONLY);
+        rustix::io::write(&writer, b"left").unwrap();
+        drop(reader);
+        let pid = std::process::id().cast_signed();
+        let wanted = format!("fd {}: 4 bytes wait in a pipe that no process has open for reading", writer.as_raw_fd());
+        // A process that another test starts has a copy of each descriptor until its execve(2).
+        let give_up = Instant::now() + Duration::from_secs(30);
+        let notes =
+            || outside_end_notes(&[(pid, list_open_fds(pid, &DaemonSockets::default(), None).unwrap())]).unwrap();
+        while !notes().iter().any(|note| note.starts_with(&wanted)) {
+            assert!(Instant::now() < give_up, "{:?}", notes());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
 
     #[test]
     fn connections_with_both_ends_in_the_tree_get_no_note() {

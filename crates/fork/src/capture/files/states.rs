@@ -8,6 +8,7 @@ use farfork_sys::fd_owner::{FdOwner, SignalTarget};
 use farfork_sys::pidfd;
 use farfork_sys::process::{FdDirectory, FdInfo, ProcStatus};
 use farfork_sys::sock_diag::SockDiag;
+use rustix::pipe::fcntl_getpipe_size;
 use rustix::time::timerfd_gettime;
 
 use super::inflight::InflightFiles;
@@ -24,8 +25,10 @@ pub(crate) struct OpenFileStates {
     fd_table: ProcessFdTable,
     /// `fdinfo` of the descriptors whose state was read, by number.
     pub(super) fdinfo: BTreeMap<u32, FdInfo>,
-    /// By inode.
+    /// Pipes that a process of the tree reads, by inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
+    /// Pipes that a process of the tree writes, by inode. The contents are read only if no process can read the pipe.
+    pub(super) written_pipes: BTreeMap<u64, PipeState>,
     /// Size of the event queue of each inotify instance, in bytes, by descriptor number.
     pub(super) unread_bytes: BTreeMap<u32, u64>,
     /// Recipients of signals about readiness and urgent data, by descriptor number.
@@ -142,6 +145,10 @@ impl OpenFileStates {
             }
             self.pipes.insert(info.inode, state);
         }
+        if is_pipe && info.flags & O_ACCMODE == O_WRONLY && !self.written_pipes.contains_key(&info.inode) {
+            let state = self.read_written_pipe(pid, fd, info.flags)?;
+            self.written_pipes.insert(info.inode, state);
+        }
         if fd.kind == FdKind::Socket && !self.sockets.contains_key(&info.inode) {
             let copy = self.duplicate_fd(pid, fd)?;
             self.sockets.insert(info.inode, sockets::read_socket(&copy, info.inode, diagnosis)?);
@@ -172,6 +179,7 @@ impl OpenFileStates {
     /// Moves the pipes, sockets and files in flight of another process of the tree into this state.
     pub(crate) fn merge(&mut self, other: &mut Self) {
         self.pipes.append(&mut other.pipes);
+        self.written_pipes.append(&mut other.written_pipes);
         self.sockets.append(&mut other.sockets);
         self.inflight.merge(&mut other.inflight);
     }
@@ -187,6 +195,22 @@ impl OpenFileStates {
                 socket.add_holder(fd.status, threads.clone());
             }
         }
+    }
+
+    /// The state of a pipe as one of its ends shows it; `None` if no process of the tree has this pipe open.
+    pub(super) fn pipe(&self, inode: u64) -> Option<&PipeState> {
+        self.pipes.get(&inode).or_else(|| self.written_pipes.get(&inode))
+    }
+
+    /// Reads a pipe from its write end. The contents are read only if no process has the pipe open for reading, and if no
+    /// process notices the read end that this needs.
+    fn read_written_pipe(&mut self, pid: i32, fd: &OpenFd, flags: u32) -> io::Result<PipeState> {
+        let copy = self.duplicate_fd(pid, fd)?;
+        let can_open = !pipe_state::is_reader_noticed(&fd.kind, flags);
+        if can_open && rustix::io::ioctl_fionread(&copy)? > 0 && !pipe_state::has_readers(&copy)? {
+            return pipe_state::read_unread_pipe(&copy);
+        }
+        Ok(PipeState { capacity: fcntl_getpipe_size(&copy)? as u32, ..PipeState::EMPTY })
     }
 
     /// Duplicates a descriptor of the process into this process.
