@@ -1,5 +1,6 @@
 //! `farfork bench function` with functions of a user.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -44,6 +45,17 @@ pub(super) fn measures_functions() {
     assert!(figures.iter().all(|figure| figure["figure"].is_string()), "{document}");
     assert!(figures.iter().all(|figure| figure["p10"].as_f64() >= Some(0.0)), "{document}");
     assert_eq!(document["reference"].as_array().map(Vec::len), Some(3), "{document}");
+    assert_eq!(document["failures"].as_array().map(Vec::len), Some(0), "{document}");
+}
+
+/// Some of the nine functions need packages from PyPI, which the first run installs.
+pub(super) fn runs_all() {
+    const FUNCTIONS: [&str; 9] =
+        ["chameleon", "compression", "helloworld", "image", "json", "micro", "pagerank", "pyaes", "recognition"];
+    let document = run_benchmark("function", &["--runs", "1"]);
+    let figures = document["figures"].as_array().expect("a list");
+    let measured: BTreeSet<&str> = figures.iter().filter_map(|figure| figure["function"].as_str()).collect();
+    assert_eq!(measured, BTreeSet::from(FUNCTIONS), "{document}");
     assert_eq!(document["failures"].as_array().map(Vec::len), Some(0), "{document}");
 }
 

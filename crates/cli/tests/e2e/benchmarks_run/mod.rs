@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_refuses_sizes_above_free_memory", fork_refuses),
     Test::alone("fault_prints_figures_next_to_their_floors", fault),
     Test::alone("function_compares_results_and_cleans_up", functions::measures_functions),
+    Test::alone("function_runs_each_of_its_nine_functions", functions::runs_all).long(),
     Test::alone("function_names_each_function_that_fails", functions::names_failures),
     Test::alone("warm_start_and_peak_name_the_function_that_fails", functions::names_failures_of_loads),
     Test::alone("stress_functions_runs_the_functions_that_do_not_fail", functions::stress_runs_the_others),
