@@ -401,12 +401,15 @@ fn create_filled_pipe<'a>(
 ) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     let buffers = attributes.iter().map(|attributes| &attributes.pipe_buffers).find(|buffers| !buffers.is_empty());
+    let is_in_packet_mode = |file: &OpenFile| matches!(file, OpenFile::Pipe { flags, .. } if OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
+    let has_packets = files.clone().any(is_in_packet_mode);
     for file in files {
         if let OpenFile::Pipe { capacity, content, packets, .. } = file {
             fcntl_setpipe_size(&write, *capacity as usize)?;
             match buffers.filter(|_| !content.is_empty()) {
                 Some(buffers) => write_buffers(&write, content, buffers)?,
-                None => write_packets(&write, content, packets)?,
+                None if packets.is_empty() => File::from(write.try_clone()?).write_all(content)?,
+                None => write_packets(&write, content, packets, has_packets)?,
             }
         }
     }
@@ -434,9 +437,9 @@ fn write_buffers(write: &OwnedFd, content: &[u8], buffers: &[PipeBuffer]) -> io:
     if rest.is_empty() { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-/// Calls write(2) once per packet. Several packets are those of a descriptor before version 30.
-fn write_packets(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
-    if packets.len() > 1 {
+/// Calls write(2) once per packet of a descriptor before version 30. Without packet mode, all content is one write.
+fn write_packets(write: &OwnedFd, content: &[u8], packets: &[u32], has_packets: bool) -> io::Result<()> {
+    if has_packets {
         fcntl_setfl(write, OFlags::NONBLOCK | OFlags::DIRECT)?;
     }
     let mut rest = content;

@@ -63,8 +63,8 @@ pub enum OpenFile {
         /// Unread bytes. Only the first readable end of a pipe has them. If no end is readable, the first one has them.
         #[serde(with = "serde_bytes")]
         content: Vec<u8>,
-        /// Lengths of the packets in `content`, in bytes. Since version 30, one packet: `OpenFileAttributes::pipe_buffers`
-        /// has the others.
+        /// Lengths of the writes that make `content`, in bytes. Empty since version 30: `OpenFileAttributes::pipe_buffers`
+        /// replaces it.
         packets: Vec<u32>,
     },
     /// eventfd(2).

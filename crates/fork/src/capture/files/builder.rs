@@ -399,8 +399,8 @@ impl<'a> FileTableBuilder<'a> {
         });
         let has_content = is_first && !(is_write_end && can_be_read);
         let content = if has_content { state.content.clone() } else { Vec::new() };
-        let packets = if content.is_empty() { Vec::new() } else { vec![content.len() as u32] };
-        Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity: state.capacity, content, packets })
+        let (capacity, packets) = (state.capacity, Vec::new());
+        Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity, content, packets })
     }
 
     /// The state of the pipe of a descriptor.
