@@ -15,6 +15,7 @@
 mod bind;
 mod builder;
 mod cgroup;
+mod command;
 mod config;
 mod error;
 mod handle;
@@ -32,6 +33,7 @@ pub use cgroup::{
     CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, ContainerLimits, LIMIT_CONTROLLERS, MEMORY_BYTES_MIN,
     NodeCgroups, OomCause,
 };
+pub use command::ContainerCommand;
 pub use config::{
     CACHED_ROOTS_MAX_DEFAULT, ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootReuseKey,
     RootSpec, USER_RANGES_DEFAULT, UsersSpec, node_of_control_group,

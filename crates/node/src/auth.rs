@@ -193,8 +193,20 @@ mod tests {
     fn each_role_may_call_its_methods() {
         let reads = READ_ONLY_METHODS.map(|method| (NODE_SERVICE, method));
         let changes = [
-            ["Prepare", "Fork", "Kill", "Drop", "Remove", "Pause", "Unpause", "Attach", "Check", "NotYetInvented"]
-                .as_slice(),
+            [
+                "Prepare",
+                "Fork",
+                "Kill",
+                "Drop",
+                "Remove",
+                "Pause",
+                "Unpause",
+                "Attach",
+                "Exec",
+                "Check",
+                "NotYetInvented",
+            ]
+            .as_slice(),
             &["CreateVolume", "CheckVolume", "ReplaceReplica", "DropVolume", "ImportCatalog"],
         ];
         let changes: Vec<_> = changes.concat().into_iter().map(|method| (NODE_SERVICE, method)).collect();

@@ -35,6 +35,7 @@ pub mod process_identity;
 pub mod process_memory;
 pub mod ptrace;
 pub mod reflink;
+pub mod rights;
 mod sched_attr;
 pub mod sched_slice;
 pub mod shared_mapping;

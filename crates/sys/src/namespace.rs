@@ -123,6 +123,39 @@ pub fn open_network_namespace() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
 }
 
+/// Moves this process into the namespaces, the root and the working directory of another one. Later children of this process
+/// are in its pid namespace. This process must have one thread.
+///
+/// # Errors
+/// As setns(2), openat(2), chroot(2). This process may then be in some of the namespaces.
+pub fn enter_process(pid: i32, pidfd: BorrowedFd<'_>, directory: Option<&Path>) -> io::Result<()> {
+    let open = |link: &str| {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(format!("/proc/{pid}/{link}"), flags, Mode::empty())
+    };
+    let (root, current) = (open("root")?, open("cwd")?);
+    let user = ThreadNameSpaceType::USER;
+    let has_other_users = !is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/user"));
+    let others = ThreadNameSpaceType::MOUNT
+        | ThreadNameSpaceType::CONTROL_GROUP
+        | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+        | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
+        | ThreadNameSpaceType::PROCESS_ID
+        | ThreadNameSpaceType::NETWORK
+        | ThreadNameSpaceType::TIME;
+    // The user namespace is last: in it, this process may lack the right to enter namespaces of the node.
+    move_into_thread_name_spaces(pidfd, others)?;
+    if has_other_users {
+        move_into_thread_name_spaces(pidfd, user)?;
+    }
+    fchdir(&root)?;
+    chroot(".")?;
+    match directory {
+        Some(path) => Ok(chdir(path)?),
+        None => Ok(fchdir(&current)?),
+    }
+}
+
 /// Whether a namespace link, such as `/proc/PID/ns/mnt`, refers to the namespace of this process's main thread.
 pub fn is_main_thread_namespace(directory: BorrowedFd<'_>, link: &str) -> bool {
     let kind = link.rsplit('/').next().unwrap_or(link);

@@ -11,6 +11,8 @@ mod demo;
 mod doctor;
 mod down;
 mod drop;
+mod exec;
+mod exec_runner;
 mod fork;
 mod inspect;
 mod inspect_compare;
@@ -75,6 +77,8 @@ pub(crate) enum Command {
     RemoteNode(remote_node::RemoteNode),
     #[command(hide = true)]
     RemoteRunner(remote_runner::RemoteRunner),
+    #[command(hide = true)]
+    ExecRunner(exec_runner::ExecRunner),
     Run(run::Run),
     Check(check::Check),
     Prepare(prepare::Prepare),
@@ -86,6 +90,7 @@ pub(crate) enum Command {
     Nodes(nodes::Nodes),
     Inspect(inspect::Inspect),
     Logs(logs::Logs),
+    Exec(exec::Exec),
     Kill(kill::Kill),
     Pause(pause::Pause),
     Unpause(unpause::Unpause),
@@ -123,6 +128,7 @@ impl Command {
             | Command::Tend(_)
             | Command::RemoteNode(_)
             | Command::RemoteRunner(_)
+            | Command::ExecRunner(_)
             | Command::Demo(_)
             | Command::Bench(_)
             | Command::Stress(_)
@@ -136,7 +142,7 @@ impl Command {
     pub(crate) fn prints_text_only(&self) -> bool {
         match self {
             Command::Man(command) => command.prints_page(),
-            Command::Completions(_) => true,
+            Command::Completions(_) | Command::Exec(_) => true,
             _ => false,
         }
     }
@@ -154,6 +160,7 @@ impl Command {
             Command::Tend(command) => command.run(),
             Command::RemoteNode(command) => block_on(command.run()),
             Command::RemoteRunner(command) => block_on(command.run()),
+            Command::ExecRunner(command) => command.run(),
             Command::Run(command) => command.run(&global),
             Command::Check(command) => block_on(command.run(global)),
             Command::Prepare(command) => block_on(command.run(global)),
@@ -165,6 +172,7 @@ impl Command {
             Command::Nodes(command) => block_on(command.run(global)),
             Command::Inspect(command) => block_on(command.run(global)),
             Command::Logs(command) => block_on(command.run(global)),
+            Command::Exec(command) => block_on(command.run(global)),
             Command::Kill(command) => block_on(command.run(global)),
             Command::Pause(command) => block_on(command.run(global)),
             Command::Unpause(command) => block_on(command.run(global)),

@@ -87,6 +87,7 @@ const CLIENTS: &[TestedCommand] = &[
     TestedCommand::new("inspect", &["x"]),
     TestedCommand::new("logs", &["x"]),
     TestedCommand::new("kill", &["x"]),
+    TestedCommand::new("exec", &["x", "true"]),
     TestedCommand::new("pause", &["x"]),
     TestedCommand::new("unpause", &["x"]),
     TestedCommand::new("settle", &["x"]),

@@ -62,6 +62,7 @@ mod prepare_and_drop_do_not_leak;
 mod process_state_is_restored;
 mod processors_may_differ;
 mod programs_may_fork_themselves;
+mod programs_run_in_children;
 mod ps_watches_children;
 mod random_calls_are_compared;
 mod random_processes_are_restored;
@@ -164,6 +165,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("children_may_have_egress", children_may_have_egress::TESTS),
     ("children_may_choose_networks", children_may_choose_networks::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
+    ("programs_run_in_children", programs_run_in_children::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),
     ("experiments_run_on_hosts", experiments_run_on_hosts::TESTS),
     ("fan_outs_begin_with_a_zygote", fan_outs_begin_with_a_zygote::TESTS),

@@ -31,6 +31,15 @@ impl ContainerCgroup {
         self.directories.iter().try_for_each(|directory| join_directory(directory, pid))
     }
 
+    /// Moves a process into all groups of the container's processes.
+    ///
+    /// # Errors
+    /// [`CgroupError::Join`].
+    pub fn join_with_common(&self, pid: i32) -> Result<(), CgroupError> {
+        self.join(pid)?;
+        self.unlimited.as_ref().map_or(Ok(()), |common| common.join(pid))
+    }
+
     /// The group's directory in each hierarchy.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.directories.iter().map(|directory| directory.path.as_path())

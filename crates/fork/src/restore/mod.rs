@@ -46,6 +46,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::{file_identity, kernel};
 
 pub(crate) use confinement::confine_descriptor;
+pub use confinement::encode_filter as encode_untrusted_filter;
 pub use file_descriptors::{PAYLOAD_FD, PAYLOAD_NAME};
 pub use passed_objects::{SharedContents, StandardStreams};
 pub use paused_child::{find_prestart_obstacle, unpause, unpause_with_report, wait_unpaused};

@@ -8,8 +8,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    attach, caller_disconnect, children, compare, core_dump, fork, inspect, prewarm, seeds, settle, stream, volumes,
-    wait,
+    attach, caller_disconnect, children, compare, core_dump, exec, fork, inspect, prewarm, seeds, settle, stream,
+    volumes, wait,
 };
 use crate::auth::Caller;
 use crate::node::Node;
@@ -26,6 +26,7 @@ impl v1::node_server::Node for ControlService {
     type ForkStream = ResponseStream<v1::ForkOutcome>;
     type WaitStream = ResponseStream<v1::WaitEvent>;
     type AttachStream = ResponseStream<v1::AttachOutput>;
+    type ExecStream = ResponseStream<v1::ExecOutput>;
     type LogsStream = ResponseStream<v1::LogChunk>;
     type CoreStream = ResponseStream<v1::CoreEvent>;
     type SettleStream = ResponseStream<v1::SettleProgress>;
@@ -54,6 +55,10 @@ impl v1::node_server::Node for ControlService {
 
     async fn attach(&self, request: Request<Streaming<v1::AttachInput>>) -> UnaryResult<Self::AttachStream> {
         Ok(Response::new(attach::attach(&self.0, request.into_inner()).await?))
+    }
+
+    async fn exec(&self, request: Request<Streaming<v1::ExecInput>>) -> UnaryResult<Self::ExecStream> {
+        Ok(Response::new(exec::exec(&self.0, request.into_inner()).await?))
     }
 
     async fn logs(&self, request: Request<v1::LogsRequest>) -> UnaryResult<Self::LogsStream> {

@@ -9,6 +9,7 @@ mod compare;
 mod control;
 mod core_dump;
 mod dependents;
+mod exec;
 mod exit_watch;
 mod fork;
 mod inspect;

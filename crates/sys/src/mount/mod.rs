@@ -132,10 +132,25 @@ pub fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()>
     let mut wanted: libc::mount_attr = unsafe { std::mem::zeroed() };
     wanted.attr_set = libc::MOUNT_ATTR_IDMAP;
     wanted.userns_fd = users.as_raw_fd() as u64;
+    set_attributes(mount, &wanted)
+}
+
+/// Makes a mount from [`clone_mount`], and all mounts on it, read-only.
+///
+/// # Errors
+/// As mount_setattr(2).
+pub fn make_read_only(mount: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid mount_attr, a plain C struct of numbers.
+    let mut wanted: libc::mount_attr = unsafe { std::mem::zeroed() };
+    wanted.attr_set = libc::MOUNT_ATTR_RDONLY;
+    set_attributes(mount, &wanted)
+}
+
+fn set_attributes(mount: BorrowedFd<'_>, wanted: &libc::mount_attr) -> io::Result<()> {
     let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH | libc::AT_RECURSIVE);
     // SAFETY: both descriptors are open; the kernel reads an empty text, and one mount_attr of this frame.
     let done = unsafe {
-        libc::syscall(libc::SYS_mount_setattr, mount.as_raw_fd(), path, flags, &wanted, size_of::<libc::mount_attr>())
+        libc::syscall(libc::SYS_mount_setattr, mount.as_raw_fd(), path, flags, wanted, size_of::<libc::mount_attr>())
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -36,6 +36,8 @@ pub struct ProcStatus {
     pub no_new_privileges: bool,
     /// Mode of seccomp(2): 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
+    /// Number of its seccomp filters.
+    pub seccomp_filters: u32,
     /// Signals that are pending for the thread, or for its process.
     pub signals_pending: u64,
     /// Signals that are blocked now, including those that sigsuspend(2) and similar calls block; bit N−1 is signal N.
@@ -144,6 +146,7 @@ impl ProcStatus {
             "CapAmb" => self.capabilities[4] = hex()?,
             "NoNewPrivs" => self.no_new_privileges = value != "0",
             "Seccomp" => self.seccomp = value.parse().ok()?,
+            "Seccomp_filters" => self.seccomp_filters = value.parse().ok()?,
             "SigPnd" | "ShdPnd" => self.signals_pending |= hex()?,
             "SigBlk" => self.signals_blocked = hex()?,
             "SigIgn" => self.signals_ignored = hex()?,

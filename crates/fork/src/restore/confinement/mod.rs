@@ -13,7 +13,7 @@ use farfork_wire::descriptor::{Credentials, Process, SeccompFilter, Thread};
 
 use super::RestoreError;
 
-pub(super) use seccomp_filter::encode_filter;
+pub use seccomp_filter::encode_filter;
 pub(super) use user_namespace::map_credentials;
 
 /// Returns the descriptor of an untrusted child of a seed. With `id_map`, the child has its own user namespace.

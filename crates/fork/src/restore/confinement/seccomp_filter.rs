@@ -128,8 +128,8 @@ type BpfInstruction = (u16, u8, u8, u32);
 //  clone with a namespace?               EPERM
 //  a socket that leaves the network?     EPERM
 //  else                                  allowed
-/// Returns the filter as an array of the kernel's `struct sock_filter`.
-pub(in super::super) fn encode_filter() -> Vec<u8> {
+/// Returns the filter of untrusted children as an array of the kernel's `struct sock_filter`.
+pub fn encode_filter() -> Vec<u8> {
     let bytes = |(code, then, otherwise, constant): BpfInstruction| {
         let mut bytes = [0; 8];
         bytes[..2].copy_from_slice(&code.to_ne_bytes());

@@ -224,6 +224,15 @@ impl Child {
         if is_there { Ok(process.pid) } else { Err(self.ended_failure()) }
     }
 
+    /// Moves a process of the node into the control groups of the child's container.
+    ///
+    /// # Errors
+    /// The child has ended, or the kernel's error.
+    pub(crate) fn adopt_process(&self, pid: i32) -> Result<(), Failure> {
+        let group = self.cgroup.as_ref().ok_or_else(|| self.ended_failure())?;
+        group.join_with_common(pid).map_err(|error| self.failure(Code::FailedPrecondition, error))
+    }
+
     /// Creates the failure of a request that needs a live child.
     pub(crate) fn ended_failure(&self) -> Failure {
         self.failure(Code::FailedPrecondition, "it has ended")
