@@ -8,6 +8,7 @@ mod connectors;
 mod netlink;
 mod options;
 mod tcp;
+mod udp;
 mod unix;
 mod waiting_data;
 
@@ -15,15 +16,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::thread;
-use std::time::Duration;
 
 use farfork_sys::sock_diag::{SockDiag, UnixSocket};
 use farfork_sys::socket;
 use farfork_sys::socket_abi::{
-    AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, IP_BIND_ADDRESS_NO_PORT, IP_RECVERR, IPPROTO_TCP, IPPROTO_UDP,
-    IPV6_RECVERR, SO_ACCEPTCONN, SO_COOKIE, SO_DOMAIN, SO_PEEK_OFF, SO_PEERCRED, SO_PROTOCOL, SO_TIMESTAMPING, SO_TYPE,
-    SO_ZEROCOPY, SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET,
+    AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, IP_BIND_ADDRESS_NO_PORT, IPPROTO_TCP, IPPROTO_UDP, SO_ACCEPTCONN,
+    SO_DOMAIN, SO_PEEK_OFF, SO_PEERCRED, SO_PROTOCOL, SO_TYPE, SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET, SOCK_STREAM,
+    SOL_IP, SOL_SOCKET,
 };
 use farfork_wire::descriptor::{
     OpenFileAttributes, PeerCredentials, Socket, SocketFile, SocketMessage, SocketState, parse_internet_address,
@@ -40,14 +39,8 @@ pub(super) use waiting_data::waiting_data_reason;
 const URGENT_DATA_REASON: &str =
     "it has unread urgent data (MSG_OOB), which is not carried; let the process read it first";
 
-const UNFINISHED_DATAGRAM_REASON: &str = "it has sent a part of a datagram, which waits for the rest (UDP_CORK, MSG_MORE) and \
-     cannot be read: not carried; let the process finish the datagram first";
-
 const UNREAD_MESSAGES_REASON: &str =
     "it has unread messages, whose senders are not carried; let the process read them first";
-
-const QUEUED_ERROR_REASON: &str = "it has an unread error or time stamp (MSG_ERRQUEUE, SO_ERROR), which could not be read \
-     without removing it: not carried; let the process read it first";
 
 /// TCP_* states, which the kernel uses for all sockets.
 const CONNECTED: u8 = 1;
@@ -212,13 +205,7 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
     match spec.family {
         AF_UNIX => contents.read_unix(fd, inode, diagnosis)?,
         AF_INET | AF_INET6 if spec.is_tcp() => contents.read_tcp(fd, diagnosis)?,
-        AF_INET | AF_INET6 => {
-            contents.read_udp_shutdown(fd, diagnosis)?;
-            contents.read_udp_error(fd)?;
-            if has_unfinished_datagram(fd)? {
-                contents.set_refusal(UNFINISHED_DATAGRAM_REASON.to_owned());
-            }
-        }
+        AF_INET | AF_INET6 => contents.read_udp(fd, diagnosis)?,
         AF_NETLINK => contents.read_netlink(fd)?,
         _ => {}
     }
@@ -242,22 +229,6 @@ fn peek_at_offset<T>(fd: BorrowedFd<'_>, offset: i32, peek: impl FnOnce() -> io:
     peeked
 }
 
-/// Whether a part of a datagram was sent, and waits for the rest (UDP_CORK, MSG_MORE). The memory of a finished datagram counts
-/// too, until the network device has sent it, so the count is read again.
-fn has_unfinished_datagram(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    const READS_MAX: u32 = 5;
-    const READ_INTERVAL: Duration = Duration::from_millis(1);
-    for read in 0..READS_MAX {
-        if read > 0 {
-            thread::sleep(READ_INTERVAL);
-        }
-        if socket::peer_unread_bytes(fd)? == 0 {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
 fn lacks_port(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(socket::read_number_option(fd, SOL_IP, IP_BIND_ADDRESS_NO_PORT)? != 0)
 }
@@ -265,32 +236,6 @@ fn lacks_port(fd: BorrowedFd<'_>) -> io::Result<bool> {
 impl SocketContents {
     fn set_refusal(&mut self, reason: String) {
         self.refusal.get_or_insert(reason);
-    }
-
-    /// Reads whether a UDP socket must still report an error. The kernel shows only that there is one. On a connected socket
-    /// without a queue of errors, it is ECONNREFUSED: an ICMP message has reported that the peer's port is closed.
-    fn read_udp_error(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        if !farfork_sys::poll::poll_read(fd)?.is_some_and(|readiness| readiness.has_error) {
-            return Ok(());
-        }
-        self.is_refused = self.peer.is_some() && !has_error_queue(fd);
-        if !self.is_refused {
-            self.set_refusal(QUEUED_ERROR_REASON.to_owned());
-        }
-        Ok(())
-    }
-
-    /// Reads which directions of a UDP socket are shut down. Only a connected socket can be shut down.
-    fn read_udp_shutdown(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
-        let ends = (parse_internet_address(&self.address), self.peer.as_deref().and_then(parse_internet_address));
-        if let (Some(diagnosis), (Some(own), Some(peer))) = (diagnosis, ends) {
-            let cookie = socket::read_option(fd, SOL_SOCKET, SO_COOKIE)?;
-            let cookie = u64::from_ne_bytes(cookie.try_into().map_err(|_| io::ErrorKind::InvalidData)?);
-            // A kernel without CONFIG_INET_UDP_DIAG does not show shut-down directions.
-            let shutdown = diagnosis.udp_shutdown(own, peer, cookie).unwrap_or_default();
-            self.shutdown = shutdown.unwrap_or(0).into();
-        }
-        Ok(())
     }
 }
 
@@ -302,15 +247,6 @@ fn read_creator(fd: BorrowedFd<'_>) -> io::Result<Option<PeerCredentials>> {
     let id_at = |at: usize| Some(u32::from_ne_bytes(peer.get(at..at + 4)?.try_into().ok()?)).filter(|id| *id != NO_ID);
     let (Some(uid), Some(gid)) = (id_at(4), id_at(8)) else { return Ok(None) };
     Ok(Some(PeerCredentials { uid, gid, groups: socket::read_peer_groups(fd)? }))
-}
-
-/// Whether errors and time stamps of a socket are queued (MSG_ERRQUEUE).
-fn has_error_queue(fd: BorrowedFd<'_>) -> bool {
-    let options =
-        [(SOL_IP, IP_RECVERR), (SOL_IPV6, IPV6_RECVERR), (SOL_SOCKET, SO_TIMESTAMPING), (SOL_SOCKET, SO_ZEROCOPY)];
-    let is_set =
-        |(level, name)| socket::read_option(fd, level, name).is_ok_and(|value| value.iter().any(|byte| *byte != 0));
-    options.into_iter().any(is_set)
 }
 
 /// The sockets of a process tree, by inode. `builder` adds the senders of messages, and `inflight` their files.

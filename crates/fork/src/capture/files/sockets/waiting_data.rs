@@ -10,7 +10,7 @@ use farfork_sys::socket;
 use farfork_sys::socket_abi::{AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, SOCK_DGRAM};
 
 use super::unix::UNREAD_PENDING_REASON;
-use super::{CONNECTED, LISTENING, SocketSpec, UNFINISHED_DATAGRAM_REASON, UNREAD_MESSAGES_REASON, netlink, tcp};
+use super::{CONNECTED, LISTENING, SocketSpec, UNREAD_MESSAGES_REASON, netlink, tcp, udp};
 
 /// Returns why a socket could not be carried in its present state. `unix` is the kernel's report about a Unix socket.
 pub(in super::super) fn waiting_data_reason(
@@ -27,7 +27,7 @@ pub(in super::super) fn waiting_data_reason(
             (socket::peer_unread_bytes(fd)? > 0, UNREAD_PENDING_REASON)
         }
         (AF_NETLINK, _) => (poll_read(fd)?.is_some(), netlink::UNREAD_REASON),
-        (AF_INET | AF_INET6, _) if is_datagram => (super::has_unfinished_datagram(fd)?, UNFINISHED_DATAGRAM_REASON),
+        (AF_INET | AF_INET6, _) if is_datagram => (udp::has_unfinished_datagram(fd)?, udp::UNFINISHED_DATAGRAM_REASON),
         (AF_INET | AF_INET6, _) => (tcp::has_unsent_data(fd, spec)?, tcp::UNSENT_REASON),
         _ => return Ok(None),
     };
