@@ -47,6 +47,10 @@ const CONNECTED: u8 = 1;
 const CLOSED: u8 = 7;
 const LISTENING: u8 = 10;
 
+/// Shut-down directions, as a mask.
+const NO_RECEIVING: u32 = 1;
+const NO_SENDING: u32 = 2;
+
 /// The arguments of socket(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SocketSpec {

@@ -19,7 +19,10 @@ use farfork_wire::descriptor::{Socket, SocketOption, SocketState, encode_interne
 use rustix::event::PollFlags;
 
 use super::unix::UNREAD_PENDING_REASON;
-use super::{CLOSED, CONNECTED, LISTENING, QueuedMessage, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
+use super::{
+    CLOSED, CONNECTED, LISTENING, NO_RECEIVING, NO_SENDING, QueuedMessage, SocketContents, SocketSpec, SocketTable,
+    URGENT_DATA_REASON,
+};
 
 const AUTHENTICATION_REASON: &str = "it has keys of the TCP Authentication Option (TCP_AO_ADD_KEY), which cannot be read: not \
      carried; close it first, or remove its keys and add them again in the child";
@@ -34,10 +37,6 @@ const FIN_WAIT_2: u8 = 5;
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
-
-/// Shut-down directions, as a mask.
-const NO_RECEIVING: u32 = 1;
-const NO_SENDING: u32 = 2;
 
 /// Value of SO_PEEK_OFF with which each peek starts at the first byte of the queue, and changes nothing.
 const NO_PEEK_OFFSET: i32 = -1;

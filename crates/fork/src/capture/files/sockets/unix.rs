@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket::{self, MessageSender, PeekedMessage};
-use farfork_sys::socket_abi::{AF_UNIX, SO_PEEK_OFF, SOCK_DGRAM, SOCK_STREAM, SOL_SOCKET};
+use farfork_sys::socket_abi::{AF_UNIX, SO_PASSCRED, SO_PEEK_OFF, SOCK_DGRAM, SOCK_SEQPACKET, SOCK_STREAM, SOL_SOCKET};
 use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState, parse_unix_path};
 
 use super::super::fd_kind::DELETED_SUFFIX;
-use super::{CONNECTED, LISTENING, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
+use super::{CONNECTED, LISTENING, NO_RECEIVING, SocketContents, SocketSpec, SocketTable, URGENT_DATA_REASON};
 
 /// Maximum size of a message in a socket's queue, in bytes: more than the kernel lets a process send by default.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -93,18 +93,31 @@ impl SocketContents {
 
     /// Peeks at all queued messages in order, and leaves them there.
     fn read_queue(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        super::peek_at_offset(fd, 0, || self.read_messages(fd))
+        super::peek_at_offset(fd, 0, || {
+            // Most queues are empty, and clearing a buffer takes longer than polling.
+            let Some(readiness) = farfork_sys::poll::poll_read(fd)? else { return Ok(()) };
+            self.is_reset = readiness.has_error;
+            if readiness.is_urgent {
+                // A peek with an offset would take the urgent byte for a message.
+                self.set_refusal(URGENT_DATA_REASON.to_owned());
+                return Ok(());
+            }
+            if self.spec.socket_type != SOCK_SEQPACKET || self.shutdown & NO_RECEIVING == 0 {
+                return self.read_messages(fd);
+            }
+            // Only the credentials of its sender distinguish an empty message from the end of file.
+            let before = socket::read_number_option(fd, SOL_SOCKET, SO_PASSCRED)?;
+            socket::set_number_option(fd, SOL_SOCKET, SO_PASSCRED, 1)?;
+            let read = self.read_messages(fd);
+            socket::set_number_option(fd, SOL_SOCKET, SO_PASSCRED, before)?;
+            if before == 0 {
+                self.receive_queue.iter_mut().for_each(|message| message.sender = None);
+            }
+            read
+        })
     }
 
     fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        // Most queues are empty, and clearing a buffer takes longer than polling.
-        let Some(read_readiness) = farfork_sys::poll::poll_read(fd)? else { return Ok(()) };
-        self.is_reset = read_readiness.has_error;
-        if read_readiness.is_urgent {
-            // A peek with an offset would take the urgent byte for a message.
-            self.set_refusal(URGENT_DATA_REASON.to_owned());
-            return Ok(());
-        }
         // Reading the error would consume it. On a stream, a peek after the last byte reads it; on other sockets, the first
         // peek does.
         let mut left = if self.is_reset { rustix::io::ioctl_fionread(fd)? } else { u64::MAX };
@@ -138,14 +151,22 @@ impl SocketContents {
                 self.set_refusal(format!("a message of more than {MESSAGE_BYTES_MAX} bytes waits in it"));
                 return Ok(());
             }
-            let is_end = peeked.bytes == 0 && (self.spec.socket_type == SOCK_STREAM || self.shutdown & 1 != 0);
-            if is_end {
+            if peeked.bytes == 0 && self.is_end_of_file(&peeked) {
                 return Ok(());
             }
             left = left.saturating_sub(peeked.bytes as u64);
             self.push_message(fd, &room[..peeked.bytes], peeked)?;
         }
         Ok(())
+    }
+
+    /// Whether an empty result of a peek is the end of file. A datagram socket has none: without a message, a peek fails.
+    fn is_end_of_file(&self, peeked: &PeekedMessage) -> bool {
+        match self.spec.socket_type {
+            SOCK_STREAM => true,
+            SOCK_SEQPACKET => self.shutdown & NO_RECEIVING != 0 && peeked.sender.is_none(),
+            _ => false,
+        }
     }
 
     /// Adds a message. In a stream, one peek may return bytes with descriptors together with earlier bytes without any. A
@@ -288,6 +309,20 @@ mod tests {
         fs::remove_file(&path).unwrap();
         all.extend([contents_of(UnixListener::bind(&path).unwrap())]);
         assert_eq!(SocketTable(&all).build_socket(inode, &contents, 0).unwrap_err(), DUPLICATE_NAME_REASON);
+    }
+
+    #[test]
+    fn empty_messages_before_the_end_of_file_are_read() {
+        let (one, other) = fd_passing::seqpacket_pair().unwrap();
+        for bytes in [&b""[..], b"two", b""] {
+            rustix::net::send(&one, bytes, rustix::net::SendFlags::empty()).unwrap();
+        }
+        drop(one);
+        let (_, contents) = contents_of(&other);
+        let messages: Vec<&[u8]> = contents.receive_queue.iter().map(|message| &*message.bytes).collect();
+        assert_eq!(messages, [&b""[..], b"two", b""]);
+        assert!(contents.receive_queue.iter().all(|message| message.sender.is_none()));
+        assert_eq!(socket::read_number_option(other.as_fd(), SOL_SOCKET, SO_PASSCRED).unwrap(), 0);
     }
 
     #[test]
