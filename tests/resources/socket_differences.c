@@ -1,11 +1,12 @@
 /* State of sockets that differs in a child, as docs/process-state.md says: the mark of urgent data that was read, the time
- * stamps of messages that wait, and SO_COOKIE. */
+ * stamps of messages that wait, SO_COOKIE, and the address of a TCP socket that is disconnected later. */
 #include "resource.h"
 
+#include <netinet/in.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-static int stream[2], messages[2];
+static int stream[2], messages[2], client;
 static uint64_t cookie, sent_ns;
 
 static uint64_t cookie_of(int fd) {
@@ -22,6 +23,13 @@ static void set_up(void) {
     REQUIRE(send(stream[0], "ab", 2, 0) == 2 && send(stream[0], "!", 1, MSG_OOB) == 1 && send(stream[0], "cd", 2, 0) == 2);
     REQUIRE(recv(stream[1], &byte, 1, MSG_OOB) == 1 && byte == '!');
     REQUIRE(setsockopt(messages[1], SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on) == 0 && send(messages[0], "m", 1, 0) == 1);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    client = socket(AF_INET, SOCK_STREAM, 0);
+    REQUIRE(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+    REQUIRE(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    REQUIRE(connect(client, (struct sockaddr *)&address, length) == 0 && accept(listener, NULL, NULL) >= 0);
     cookie = cookie_of(stream[0]);
     sent_ns = now_ns(CLOCK_REALTIME);
 }
@@ -46,4 +54,9 @@ static void check(void) {
     uint64_t stamp_ns = stamp.tv_sec * 1000000000ULL + stamp.tv_nsec;
     REQUIRE((stamp_ns > sent_ns) == is_child && stamp_ns <= now_ns(CLOCK_REALTIME), "stamp %lu, sent before %lu", stamp_ns, sent_ns);
     REQUIRE((cookie_of(stream[0]) == cookie) == !is_child);
+    struct sockaddr_in now, nothing = {.sin_family = AF_UNSPEC};
+    socklen_t length = sizeof now;
+    REQUIRE(connect(client, (struct sockaddr *)&nothing, sizeof nothing) == 0);
+    REQUIRE(getsockname(client, (struct sockaddr *)&now, &length) == 0);
+    REQUIRE((now.sin_addr.s_addr == htonl(INADDR_LOOPBACK)) == is_child, "address %x", ntohl(now.sin_addr.s_addr));
 }

@@ -45,23 +45,23 @@ pub struct TcpMd5Key {
     pub key: Vec<u8>,
 }
 
-/// A TCP connection that waits to be accepted, and whose client has shut it down for sending, or has closed it.
+/// A TCP connection that waits to be accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EndedTcpClient {
+pub struct UnacceptedTcp {
     /// Address of the end that waits.
     pub server: SocketAddr,
     /// Address of the client.
     pub client: SocketAddr,
-    /// Whether the client has sent data before.
-    pub has_sent: bool,
+    /// Whether data of the client has arrived.
+    pub has_data: bool,
+    /// Whether the client has shut the connection down for sending, or has closed it, and all its data has arrived.
+    pub has_ended: bool,
 }
 
-impl EndedTcpClient {
+impl UnacceptedTcp {
     /// Parses `struct inet_diag_msg`. `None` if a process has the socket open.
     fn parse(message: &[u8]) -> Option<Self> {
         const RECEIVE_QUEUE_AT: usize = HEADER_BYTES + 56;
-        /// The end of the stream (FIN) counts as one byte.
-        const END_BYTES: u32 = 1;
         let is_ipv4 = u16::from(*message.get(HEADER_BYTES)?) == AddressFamily::INET.as_raw();
         let end = |port_at: usize, address_at: usize| {
             let port = u16::from_be_bytes(message.get(HEADER_BYTES + port_at..)?.first_chunk().copied()?);
@@ -72,9 +72,11 @@ impl EndedTcpClient {
             };
             Some(SocketAddr::new(ip, port))
         };
-        let has_sent = u32_at(message, RECEIVE_QUEUE_AT)? > END_BYTES;
+        let has_ended = *message.get(STATE_AT)? == CLOSE_WAIT;
+        // The end of the stream (FIN) counts as one byte.
+        let has_data = u32_at(message, RECEIVE_QUEUE_AT)? > u32::from(has_ended);
         let is_unaccepted = u32_at(message, INODE_AT)? == 0;
-        Some(Self { server: end(4, 8)?, client: end(6, 24)?, has_sent }).filter(|_| is_unaccepted)
+        Some(Self { server: end(4, 8)?, client: end(6, 24)?, has_data, has_ended }).filter(|_| is_unaccepted)
     }
 }
 
@@ -124,6 +126,14 @@ const TCP: u8 = 6;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 
+/// TCP states.
+const ESTABLISHED: u8 = 1;
+const CLOSE_WAIT: u8 = 8;
+const LISTENING: u8 = 10;
+
+/// Position of the state in a report of a TCP or UDP socket.
+const STATE_AT: usize = HEADER_BYTES + 1;
+
 /// Position of the inode in a report of a TCP or UDP socket.
 const INODE_AT: usize = HEADER_BYTES + 68;
 
@@ -166,8 +176,6 @@ impl SockDiag {
     /// # Errors
     /// If the kernel does not report TCP sockets.
     pub fn is_orphaned(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
-        const STATE_AT: usize = HEADER_BYTES + 1;
-        const LISTENING: u8 = 10;
         let Some(answer) = self.query_inet(TCP, [own, peer], [NO_COOKIE, NO_COOKIE], 0)? else { return Ok(None) };
         let inode = u32_at(&answer, INODE_AT).ok_or_else(malformed)?;
         Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
@@ -195,17 +203,30 @@ impl SockDiag {
         Ok(keys.ok_or_else(malformed)?.into_iter().map(mapped).collect())
     }
 
-    /// Returns the connections that wait to be accepted on the port of a listening socket, and whose clients have shut them
-    /// down.
+    /// Returns the connections that wait to be accepted on the port of a listening socket, except those that their clients
+    /// have reset.
     ///
     /// # Errors
     /// If the kernel does not report TCP sockets.
-    pub fn ended_tcp_clients(&self, listener: SocketAddr) -> io::Result<Vec<EndedTcpClient>> {
-        const CLOSE_WAIT: u32 = 8;
+    pub fn unaccepted_tcp(&self, listener: SocketAddr) -> io::Result<Vec<UnacceptedTcp>> {
         let any = SocketAddr::new(listener.ip(), 0);
-        let body = inet_request(TCP, [listener, any], [NO_COOKIE, NO_COOKIE], 0, 1 << CLOSE_WAIT);
+        let states = 1 << ESTABLISHED | 1 << CLOSE_WAIT;
+        let body = inet_request(TCP, [listener, any], [NO_COOKIE, NO_COOKIE], 0, states);
         let found = self.0.dump(SOCK_DIAG_BY_FAMILY, &body)?;
-        Ok(found.iter().filter_map(|message| EndedTcpClient::parse(message)).collect())
+        Ok(found.iter().filter_map(|message| UnacceptedTcp::parse(message)).collect())
+    }
+
+    /// Whether a TCP socket that neither listens nor is connected is bound to the port of `own`. Before Linux 6.8, the kernel
+    /// does not report such sockets.
+    ///
+    /// # Errors
+    /// If the kernel does not report TCP sockets.
+    pub fn is_bound_tcp(&self, own: SocketAddr, inode: u32) -> io::Result<bool> {
+        const BOUND_INACTIVE: u32 = 13;
+        let any = SocketAddr::new(own.ip(), 0);
+        let body = inet_request(TCP, [own, any], [NO_COOKIE, NO_COOKIE], 0, 1 << BOUND_INACTIVE);
+        let found = self.0.dump(SOCK_DIAG_BY_FAMILY, &body)?;
+        Ok(found.iter().any(|message| u32_at(message, INODE_AT) == Some(inode)))
     }
 
     /// Returns the directions in which a connected UDP socket was shut down, as a mask: 1 for reading, 2 for writing. `None`
@@ -369,28 +390,36 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (own, peer) = (client.peer_addr().unwrap(), client.local_addr().unwrap());
         assert_eq!(diagnosis.is_orphaned(own, peer).unwrap(), Some(true));
-        assert_eq!(diagnosis.ended_tcp_clients(own).unwrap(), []);
+        let idle = UnacceptedTcp { server: own, client: peer, has_data: false, has_ended: false };
+        assert_eq!(diagnosis.unaccepted_tcp(own).unwrap(), [idle]);
         let mut closed = TcpStream::connect(own).unwrap();
-        let waiting = EndedTcpClient { server: own, client: closed.local_addr().unwrap(), has_sent: false };
+        let ended = UnacceptedTcp { client: closed.local_addr().unwrap(), has_ended: true, ..idle };
         closed.shutdown(std::net::Shutdown::Write).unwrap();
         // The end of a stream arrives later on a busy machine.
-        let wait_until_ended = |wanted: &[EndedTcpClient]| {
+        let wait_until_waiting = |wanted: &[UnacceptedTcp]| {
             let give_up = Instant::now() + Duration::from_secs(30);
             loop {
-                let found = diagnosis.ended_tcp_clients(own).unwrap();
+                let found = diagnosis.unaccepted_tcp(own).unwrap();
                 if found.len() == wanted.len() && wanted.iter().all(|one| found.contains(one)) {
                     return;
                 }
                 assert!(Instant::now() < give_up, "{found:?}");
             }
         };
-        wait_until_ended(&[waiting]);
+        wait_until_waiting(&[idle, ended]);
         drop(closed);
         closed = TcpStream::connect(own).unwrap();
         std::io::Write::write_all(&mut closed, b"q").unwrap();
-        let with_data = EndedTcpClient { client: closed.local_addr().unwrap(), has_sent: true, ..waiting };
+        let with_data = UnacceptedTcp { client: closed.local_addr().unwrap(), has_data: true, ..ended };
         drop(closed);
-        wait_until_ended(&[waiting, with_data]);
+        wait_until_waiting(&[idle, ended, with_data]);
+        // The data of this client does not fit into the queue of the other end.
+        closed = TcpStream::connect(own).unwrap();
+        closed.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut closed, &[0; 1 << 16]).is_ok() {}
+        let full = UnacceptedTcp { client: closed.local_addr().unwrap(), has_ended: false, ..with_data };
+        drop(closed);
+        wait_until_waiting(&[idle, ended, with_data, full]);
         let _server = listener.accept().unwrap();
         assert_eq!(diagnosis.is_orphaned(own, peer).unwrap(), Some(false));
         assert_eq!(diagnosis.is_orphaned(own, SocketAddr::new(peer.ip(), 1)).unwrap(), None);

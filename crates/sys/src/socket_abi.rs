@@ -33,6 +33,7 @@ pub const IPPROTO_UDP: u32 = 17;
 pub const SO_DEBUG: u32 = 1;
 pub const SO_REUSEADDR: u32 = 2;
 pub const SO_TYPE: u32 = 3;
+pub const SO_ERROR: u32 = 4;
 pub const SO_DONTROUTE: u32 = 5;
 pub const SO_BROADCAST: u32 = 6;
 pub const SO_SNDBUF: u32 = 7;
@@ -211,6 +212,7 @@ mod tests {
         (SOL_IPV6, libc::SOL_IPV6 as u32),
         (SOL_NETLINK, libc::SOL_NETLINK as u32),
         (SO_REUSEADDR, libc::SO_REUSEADDR as u32),
+        (SO_ERROR, libc::SO_ERROR as u32),
         (SO_TYPE, libc::SO_TYPE as u32),
         (SO_DONTROUTE, libc::SO_DONTROUTE as u32),
         (SO_BROADCAST, libc::SO_BROADCAST as u32),

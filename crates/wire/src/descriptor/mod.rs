@@ -42,7 +42,7 @@ pub use process::{Credentials, Mm, PendingSignal, Process, ResourceLimit, Seccom
 pub use resources::RESTORED_NUMBER_MAX;
 pub use socket::{
     MessageSender, Socket, SocketFile, SocketMessage, SocketOption, SocketState, encode_internet_address,
-    parse_internet_address, parse_unix_path,
+    is_chosen_unix_name, parse_internet_address, parse_unix_path,
 };
 pub use system_v::{MessageQueue, SemaphoreSet};
 pub use terminal::{ControlledSession, PseudoTerminal, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES};

@@ -86,8 +86,12 @@ impl Descriptor {
         let mut ends = Vec::new();
         for socket in &sockets {
             let addresses = match &socket.state {
-                SocketState::Unconnected { address, peer } => vec![address, peer],
-                SocketState::Listening { address, .. } | SocketState::ShutDown { address } => vec![address],
+                SocketState::Unconnected { address, peer } | SocketState::PeerOutside { address, peer, .. } => {
+                    vec![address, peer]
+                }
+                SocketState::Listening { address, .. }
+                | SocketState::Disconnected { address, .. }
+                | SocketState::ShutDown { address } => vec![address],
                 SocketState::UnixPaired { pair, end, through, address } => {
                     require(*end < 2 && !ends.contains(&(*pair, *end)), || {
                         format!("end {end} of socket pair {pair} is invalid or occurs twice")
@@ -107,7 +111,6 @@ impl Descriptor {
                     require(!through.is_empty(), || "a pending connection has no listening socket".to_owned())?;
                     vec![address, through]
                 }
-                SocketState::PeerOutside { .. } => Vec::new(),
             };
             let has_family = |address: &Vec<u8>| address.is_empty() || address.len() > 2;
             let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));

@@ -122,14 +122,36 @@ pub enum SocketState {
     PeerOutside {
         /// Whether a Unix socket must still return ECONNRESET once, because its other end was closed with unread data.
         is_reset: bool,
+        /// Local address of a Unix socket, as getsockname(2) shows it; empty if it has none.
+        address: Vec<u8>,
+        /// Address of the other end of a Unix socket, as getpeername(2) shows it; empty if it has none.
+        peer: Vec<u8>,
     },
+    /// A TCP socket whose connection the process has ended by connect(2) with AF_UNSPEC.
+    Disconnected {
+        /// Local address, in the form of bind(2); empty if unbound, and without a port if only its IP address is bound.
+        address: Vec<u8>,
+        /// The port of the connection, which getsockname(2) shows even if the socket is unbound.
+        shown_port: u16,
+        /// Whether the socket must still return ECONNRESET once.
+        is_reset: bool,
+    },
+}
+
+impl SocketState {
+    /// The state of a connection to a process outside the seed, without names or errors.
+    pub fn peer_outside() -> Self {
+        Self::PeerOutside { is_reset: false, address: Vec::new(), peer: Vec::new() }
+    }
 }
 
 impl Socket {
     /// Whether the socket has an address, either its own or the address of its listening socket.
     pub fn has_address(&self) -> bool {
         match &self.state {
-            SocketState::Unconnected { address, .. } | SocketState::ShutDown { address } => !address.is_empty(),
+            SocketState::Unconnected { address, .. }
+            | SocketState::Disconnected { address, .. }
+            | SocketState::ShutDown { address } => !address.is_empty(),
             SocketState::UnixPaired { through, address, .. } => !through.is_empty() || !address.is_empty(),
             SocketState::Listening { .. } | SocketState::TcpPaired { .. } | SocketState::PendingAccept { .. } => true,
             SocketState::PeerOutside { .. } => false,
@@ -140,6 +162,7 @@ impl Socket {
     pub fn bind_address(&self) -> &[u8] {
         match &self.state {
             SocketState::Unconnected { address, .. }
+            | SocketState::Disconnected { address, .. }
             | SocketState::Listening { address, .. }
             | SocketState::UnixPaired { address, .. }
             | SocketState::PendingAccept { address, .. } => address,
@@ -156,7 +179,9 @@ impl Socket {
     /// The internet address at which peers reach the socket; `None` if it has none.
     pub fn internet_bind_address(&self) -> Option<SocketAddr> {
         match &self.state {
-            SocketState::Unconnected { address, .. } | SocketState::Listening { address, .. } => {
+            SocketState::Unconnected { address, .. }
+            | SocketState::Disconnected { address, .. }
+            | SocketState::Listening { address, .. } => {
                 parse_internet_address(address).filter(|address| address.port() != 0)
             }
             _ => None,
@@ -182,6 +207,14 @@ pub fn parse_internet_address(address: &[u8]) -> Option<SocketAddr> {
 pub fn parse_unix_path(address: &[u8]) -> Option<&[u8]> {
     const FAMILY_BYTES: usize = 2;
     address.get(FAMILY_BYTES..)?.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())
+}
+
+/// Whether the kernel has chosen the address of a Unix socket (unix(7), autobind): a zero byte and five hexadecimal digits.
+pub fn is_chosen_unix_name(address: &[u8]) -> bool {
+    const FAMILY_BYTES: usize = 2;
+    const DIGITS: usize = 5;
+    let digits = address.get(FAMILY_BYTES..).and_then(|name| name.strip_prefix(&[0]));
+    digits.is_some_and(|digits| digits.len() == DIGITS && digits.iter().all(u8::is_ascii_hexdigit))
 }
 
 /// Encodes an internet address in the form of bind(2).

@@ -29,6 +29,7 @@ pub(super) const LISTEN: u32 = 50;
 pub(super) const GETSOCKNAME: u32 = 51;
 pub(super) const SOCKETPAIR: u32 = 53;
 pub(super) const SETSOCKOPT: u32 = 54;
+pub(super) const GETSOCKOPT: u32 = 55;
 pub(super) const FCNTL: u32 = 72;
 pub(super) const FLOCK: u32 = 73;
 pub(super) const FTRUNCATE: u32 = 77;

@@ -7,6 +7,7 @@ mod accept_queue;
 mod ancillary_messages;
 mod append_only_files;
 mod deleted_directory;
+mod disconnected_tcp;
 mod file_locks;
 mod inotify;
 mod named_pipe;
@@ -23,6 +24,7 @@ mod system_v_ipc;
 mod tcp_connection;
 mod terminal_settings;
 mod timers;
+mod unix_closed_peer;
 mod unix_datagram;
 mod unix_pair;
 

@@ -1,8 +1,6 @@
 //! Sockets that the child creates in its own network and file system, and under the credentials that their creator had, which
 //! SO_PEERCRED returns. The other modules of this directory create special cases.
 
-use std::borrow::Cow;
-
 use farfork_sys::socket_abi::{
     AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPV6_FREEBIND, SO_BINDTODEVICE, SO_LINGER,
     SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET,
@@ -16,13 +14,13 @@ use rustix::fs::OFlags;
 use super::super::RestoreError;
 use super::super::passed_objects::PassedObjects;
 use super::super::plan_layout::STEP_SOCKET;
-use super::ancillary_messages::{self, DeferredPair, has_ancillary_messages};
+use super::ancillary_messages;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket_file::FileBoundSocket;
 use super::socket_options::set_options;
 use super::{
-    SyscallBuilder, abi, accept_queue, refused_connection, reuse_port, socket_file, tcp_connection, unix_datagram,
-    unix_pair, value,
+    SyscallBuilder, abi, accept_queue, disconnected_tcp, refused_connection, reuse_port, socket_file, tcp_connection,
+    unix_closed_peer, unix_datagram, unix_pair, value,
 };
 
 pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
@@ -85,7 +83,7 @@ pub(super) fn create_sockets(
 ) -> Result<(), RestoreError> {
     let mut late = Vec::new();
     for open_socket in SocketOpenFile::all(descriptor).filter(|one| !is_connection(one.socket)) {
-        late.extend(create_unpaired_socket(open_file_builder, descriptor, open_socket, around)?);
+        create_unpaired_socket(open_file_builder, descriptor, open_socket, around)?;
     }
     reuse_port::clear_reuse_port(open_file_builder, descriptor)?;
     unix_datagram::connect_datagram_sockets(open_file_builder, descriptor)?;
@@ -103,7 +101,9 @@ pub(super) fn create_sockets(
             around,
         )?);
     }
+    late.extend(unix_closed_peer::create_sockets(open_file_builder, descriptor, true, around)?);
     accept_queue::connect_unaccepted(open_file_builder, descriptor, around)?;
+    late.extend(unix_closed_peer::create_sockets(open_file_builder, descriptor, false, around)?);
     socket_file::remove_unlinked_files(open_file_builder, descriptor)?;
     tcp_connection::create_tcp_connections(open_file_builder, descriptor)?;
     ancillary_messages::send_deferred(open_file_builder, around.objects, &late)?;
@@ -133,17 +133,15 @@ fn set_inode_status(
     }
 }
 
-/// Creates a socket that is no end of a connection between sockets of the child. Returns the pair through which its messages
-/// with ancillary data are sent later.
-fn create_unpaired_socket<'a>(
+/// Creates a socket that is no end of a connection between sockets of the child.
+fn create_unpaired_socket(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
-    open_socket: SocketOpenFile<'a>,
+    open_socket: SocketOpenFile<'_>,
     around: SocketContext<'_>,
-) -> Result<Option<DeferredPair<'a>>, RestoreError> {
+) -> Result<(), RestoreError> {
     let SocketOpenFile { index, socket } = open_socket;
     open_file_builder.set_step(STEP_SOCKET, index);
-    let mut deferred = None;
     match &socket.state {
         // Connected later (`unix_datagram`): its peer may not exist yet.
         SocketState::Unconnected { peer, .. } if socket.family == AF_UNIX => {
@@ -167,22 +165,26 @@ fn create_unpaired_socket<'a>(
                 Ok(())
             })?;
         }
-        _ if has_ancillary_messages(socket) => {
-            let from = create_deferred_disconnected(open_file_builder, open_socket, around)?;
-            let to = open_file_builder.next_slot_fd();
-            deferred = Some(DeferredPair { index, ends: [(to, Some(Cow::Borrowed(socket))), (from, None)] });
+        SocketState::Disconnected { shown_port, is_reset, .. } => {
+            let syscalls = &mut *open_file_builder.syscalls;
+            disconnected_tcp::create_disconnected_tcp(syscalls, open_socket, *shown_port, *is_reset, around)?;
         }
-        _ => create_disconnected(open_file_builder.syscalls, open_socket, around)?,
+        _ if around.is_refused(index) => refused_connection::create_refused(open_file_builder.syscalls, socket)?,
+        _ => create_reset(open_file_builder.syscalls, socket)?,
     }
     set_nonblocking(open_file_builder.syscalls, 0, socket);
     open_file_builder.store_open_file(0, index);
-    Ok(deferred)
+    Ok(())
 }
 
-/// Whether the socket is an end of a connection between sockets of the child, including unaccepted connections.
+/// Whether the socket needs another socket of the child, or a temporary other end that has sent data.
 fn is_connection(socket: &Socket) -> bool {
-    use SocketState::{PendingAccept, ShutDown, TcpPaired, UnixPaired};
-    matches!(socket.state, UnixPaired { .. } | TcpPaired { .. } | ShutDown { .. } | PendingAccept { .. })
+    use SocketState::{PeerOutside, PendingAccept, ShutDown, TcpPaired, UnixPaired};
+    match socket.state {
+        UnixPaired { .. } | TcpPaired { .. } | ShutDown { .. } | PendingAccept { .. } => true,
+        PeerOutside { .. } => socket.family == AF_UNIX || tcp_connection::is_reset_with_data(socket),
+        _ => false,
+    }
 }
 
 /// Creates a socket as descriptor 0, with its options, and binds and connects it.
@@ -200,10 +202,11 @@ fn create_idle_socket(
     }
     let (bytes, length) = (syscall_builder.bytes_argument(peer)?, peer.len() as u64);
     let connect = |syscall_builder: &mut SyscallBuilder<'_>| {
-        syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)])
+        syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
+        Ok(())
     };
     if matches!(socket.family, AF_UNIX | AF_NETLINK) {
-        connect(syscall_builder);
+        connect(syscall_builder)?;
     } else {
         connect_without_route(syscall_builder, socket, connect)?;
     }
@@ -228,17 +231,16 @@ fn create_socket(
 /// Connects a socket to a peer to which the network may have no route. connect(2) uses the loopback interface, which
 /// accepts any IPv4 destination, and any source address. Later packets are routed as usual, or refused (ENETUNREACH),
 /// as on a machine that has lost its network.
-fn connect_without_route(
+pub(super) fn connect_without_route(
     syscall_builder: &mut SyscallBuilder<'_>,
     socket: &Socket,
-    connect: impl FnOnce(&mut SyscallBuilder<'_>),
+    connect: impl FnOnce(&mut SyscallBuilder<'_>) -> Result<(), RestoreError>,
 ) -> Result<(), RestoreError> {
     const BINDTODEVICE_OPTION: (u32, u32) = (SOL_SOCKET, SO_BINDTODEVICE);
     const TRANSPARENT_OPTION: (u32, u32) = (SOL_IP, IP_TRANSPARENT);
     let has = |name| socket.options.iter().any(|option| (option.level, option.name) == name);
     if has(BINDTODEVICE_OPTION) {
-        connect(syscall_builder);
-        return Ok(());
+        return connect(syscall_builder);
     }
     let set = |syscall_builder: &mut SyscallBuilder<'_>, (level, name): (u32, u32), value_of: &[u8]| {
         let (bytes, length) = (syscall_builder.bytes_argument(value_of)?, value(value_of.len() as u64));
@@ -247,7 +249,7 @@ fn connect_without_route(
     };
     set(syscall_builder, TRANSPARENT_OPTION, &1_u32.to_ne_bytes())?;
     set(syscall_builder, BINDTODEVICE_OPTION, b"lo\0")?;
-    connect(syscall_builder);
+    connect(syscall_builder)?;
     set(syscall_builder, BINDTODEVICE_OPTION, b"\0")?;
     set(syscall_builder, TRANSPARENT_OPTION, &u32::from(has(TRANSPARENT_OPTION)).to_ne_bytes())
 }
@@ -330,7 +332,7 @@ pub(super) fn send_unread_byte(
     fd: u32,
     socket: &Socket,
 ) -> Result<(), RestoreError> {
-    if socket.state == (SocketState::PeerOutside { is_reset: true }) {
+    if matches!(socket.state, SocketState::PeerOutside { is_reset: true, .. }) {
         let byte = syscall_builder.bytes_argument(&[0])?;
         syscall_builder.call_expecting(1, abi::SENDTO, &[value(fd), byte, value(1_u32), value(MSG_DONTWAIT_NOSIGNAL)]);
     }
@@ -342,39 +344,6 @@ pub(super) fn shutdown_socket(syscall_builder: &mut SyscallBuilder<'_>, fd: u32,
     if let Some(how @ 0..=2) = socket.shutdown_flags.checked_sub(1) {
         syscall_builder.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(how)]);
     }
-}
-
-/// Creates a socket, as descriptor 0, whose other end is closed.
-fn create_disconnected(
-    syscall_builder: &mut SyscallBuilder<'_>,
-    SocketOpenFile { index, socket }: SocketOpenFile<'_>,
-    around: SocketContext<'_>,
-) -> Result<(), RestoreError> {
-    if socket.family != AF_UNIX && around.is_refused(index) {
-        return refused_connection::create_refused(syscall_builder, socket);
-    }
-    if socket.family != AF_UNIX {
-        return create_reset(syscall_builder, socket);
-    }
-    run_as_creator(syscall_builder, around.creator(index), |syscall_builder| {
-        unix_pair::create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
-    })?;
-    send_received(syscall_builder, 1, socket)?;
-    send_unread_byte(syscall_builder, 0, socket)?;
-    syscall_builder.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
-    set_options(syscall_builder, 0, socket, |_| true)
-}
-
-/// As `create_disconnected`, but the other end must still send. So the other end is stored. Returns its descriptor.
-fn create_deferred_disconnected(
-    open_file_builder: &mut OpenFileBuilder<'_, '_>,
-    SocketOpenFile { index, socket }: SocketOpenFile<'_>,
-    around: SocketContext<'_>,
-) -> Result<u32, RestoreError> {
-    run_as_creator(open_file_builder.syscalls, around.creator(index), |syscall_builder| {
-        unix_pair::create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
-    })?;
-    Ok(open_file_builder.store_descriptor(1))
 }
 
 /// Creates a TCP connection over loopback whose other end closes it with RST (SO_LINGER of 0 s).

@@ -2,7 +2,7 @@
 //! had renamed the file, it is then renamed to its path at capture: the socket's name may now be another file's.
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Socket, SocketFile, SocketState};
+use farfork_wire::descriptor::{Socket, SocketFile, SocketState, parse_unix_path};
 
 use super::super::RestoreError;
 use super::super::passed_objects::PassedObjects;
@@ -70,6 +70,36 @@ pub(super) fn bind_socket_file(
     }
     syscall_builder.call_expecting(0, abi::CHOWN, &[to, value(file.status.uid), value(file.status.gid)]);
     syscall_builder.call_expecting(0, abi::CHMOD, &[to, value(file.status.mode)]);
+    Ok(())
+}
+
+/// Binds descriptor `fd` to a name only to show it. The file of a path is removed, and a file that now has the path is kept. The
+/// socket has no name if another socket has it, or if the path is shared with other processes.
+pub(super) fn bind_name(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    fd: u32,
+    address: &[u8],
+    objects: &PassedObjects,
+) -> Result<(), RestoreError> {
+    if address.is_empty() {
+        return Ok(());
+    }
+    let (bytes, length) = (syscall_builder.bytes_argument(address)?, address.len() as u64);
+    let bound = [value(fd), bytes, value(length)];
+    let Some(name) = parse_unix_path(address) else {
+        syscall_builder.call_may_fail(abi::BIND, &bound);
+        return Ok(());
+    };
+    let Ok(name) = str::from_utf8(name) else { return Ok(()) };
+    if !name.starts_with('/') || !objects.is_private_path(name) {
+        return Ok(());
+    }
+    let (at, aside) =
+        (syscall_builder.text_argument(name)?, syscall_builder.text_argument(&sibling_path(name, "aside"))?);
+    syscall_builder.call_may_fail(abi::RENAME, &[at, aside]);
+    syscall_builder.call_may_fail(abi::BIND, &bound);
+    syscall_builder.call_may_fail(abi::UNLINK, &[at]);
+    syscall_builder.call_may_fail(abi::RENAME, &[aside, at]);
     Ok(())
 }
 

@@ -39,6 +39,8 @@ pub(super) fn set_options(
     let is_left_out = |option: &(u32, u32)| match socket.state {
         _ if socket.family == AF_UNIX => false,
         SocketState::Unconnected { .. } | SocketState::Listening { .. } => false,
+        // The kernel has computed TCP_MAXSEG for the connection that has ended.
+        SocketState::Disconnected { .. } => *option == MAXSEG_OPTION,
         SocketState::TcpPaired { .. } => IDLE_OPTIONS.contains(option),
         _ => IDLE_OPTIONS.contains(option) || CONNECTED_OPTIONS.contains(option),
     };

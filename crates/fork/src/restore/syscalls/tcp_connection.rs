@@ -6,8 +6,9 @@ use std::collections::HashSet;
 use std::io;
 
 use farfork_sys::socket_abi::{
-    AF_INET6, IPPROTO_TCP, IPV6_V6ONLY, SO_BUF_LOCK, SO_RCVBUFFORCE, SOL_IPV6, SOL_SOCKET, TCP_FASTOPEN, TCP_QUEUE_SEQ,
-    TCP_RECV_QUEUE, TCP_REPAIR, TCP_REPAIR_OPTIONS, TCP_REPAIR_QUEUE, TCP_REPAIR_WINDOW, TCP_SEND_QUEUE,
+    AF_INET, AF_INET6, IPPROTO_TCP, IPV6_V6ONLY, SO_BUF_LOCK, SO_LINGER, SO_RCVBUFFORCE, SOL_IPV6, SOL_SOCKET,
+    TCP_FASTOPEN, TCP_QUEUE_SEQ, TCP_RECV_QUEUE, TCP_REPAIR, TCP_REPAIR_OPTIONS, TCP_REPAIR_QUEUE, TCP_REPAIR_WINDOW,
+    TCP_SEND_QUEUE,
 };
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Socket, SocketOption, SocketState, parse_internet_address};
@@ -28,7 +29,7 @@ const V6ONLY_OPTION: (u32, u32) = (SOL_IPV6, IPV6_V6ONLY);
 const FASTOPEN_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_FASTOPEN);
 
 /// Ends repair mode without a window probe.
-const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
+pub(super) const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
 
 /// The usual initial window of Linux, in bytes, and the scale of later windows.
 const WINDOW_BYTES: u32 = 65_536;
@@ -85,8 +86,8 @@ pub(super) fn create_tcp_connections(
     create_closed_connections(open_file_builder, descriptor)
 }
 
-/// Creates connections that both ends, or only the peers, have shut down. For each end, a temporary other end sends the data
-/// that had arrived, shuts down, and is closed.
+/// Creates connections that both ends, or only the peers, have shut down, and connections that were reset after data had arrived.
+/// For each end, a temporary other end sends the data that had arrived, shuts down or resets the connection, and is closed.
 fn create_closed_connections(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -94,10 +95,14 @@ fn create_closed_connections(
     let mut ports = free_ports(descriptor);
     let mut free_port = |index| ports.next().ok_or(RestoreError::UnsupportedOpenFile { number: index });
     for SocketOpenFile { index, socket } in SocketOpenFile::all(descriptor) {
-        let SocketState::ShutDown { address } = &socket.state else { continue };
+        let address = match &socket.state {
+            SocketState::ShutDown { address } => address.as_slice(),
+            _ if is_reset_with_data(socket) => &[],
+            _ => continue,
+        };
         open_file_builder.set_step(STEP_SOCKET, index);
         let address = match parse_internet_address(address).filter(|own| own.ip().is_loopback() && own.port() != 0) {
-            Some(_) => address.clone(),
+            Some(_) => address.to_vec(),
             None => with_port(&loopback_address(socket.family), free_port(index)?),
         };
         let peer = with_port(&address, free_port(index)?);
@@ -115,17 +120,36 @@ fn create_closed_connections(
             ![V6ONLY_OPTION, FASTOPEN_OPTION].contains(&option)
         })?;
         set_nonblocking(open_file_builder.syscalls, 0, socket);
-        let is_ended_by_peer = socket.shutdown_flags == 0;
-        for fd in u32::from(is_ended_by_peer)..=1 {
-            open_file_builder.syscalls.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(SHUT_WR)]);
-        }
-        open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
+        end_connection(open_file_builder.syscalls, socket)?;
         open_file_builder.store_open_file(0, index);
     }
     Ok(())
 }
 
+/// Whether a TCP connection was reset, and has data that had arrived before.
+pub(super) fn is_reset_with_data(socket: &Socket) -> bool {
+    let is_tcp = matches!(socket.family, AF_INET | AF_INET6);
+    is_tcp && matches!(socket.state, SocketState::PeerOutside { .. }) && !socket.received_messages.is_empty()
+}
+
+/// Ends the connection of `socket`, descriptor 0, and closes its temporary other end, descriptor 1.
+fn end_connection(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
+    let is_ended_by_peer = socket.shutdown_flags == 0;
+    if is_reset_with_data(socket) {
+        set_option(syscall_builder, 1, (SOL_SOCKET, SO_LINGER), &LINGER_OF_RESET)?;
+    } else {
+        for fd in u32::from(is_ended_by_peer)..=1 {
+            syscall_builder.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(SHUT_WR)]);
+        }
+    }
+    syscall_builder.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
+    Ok(())
+}
+
 const SHUT_WR: u32 = 1;
+
+/// `struct linger` with which close(2) resets a connection.
+const LINGER_OF_RESET: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 
 /// Initial sequence number of a connection on which no more data is sent.
 const INITIAL_SEQUENCE: u32 = 1;
@@ -137,7 +161,9 @@ fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
         SocketState::Unconnected { address, peer } | SocketState::TcpPaired { address, peer, .. } => {
             vec![address, peer]
         }
-        SocketState::Listening { address, .. } | SocketState::ShutDown { address } => vec![address],
+        SocketState::Listening { address, .. }
+        | SocketState::Disconnected { address, .. }
+        | SocketState::ShutDown { address } => vec![address],
         SocketState::PendingAccept { address, through, .. } => vec![address, through],
         SocketState::UnixPaired { .. } | SocketState::PeerOutside { .. } => Vec::new(),
     });
@@ -146,7 +172,7 @@ fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
 }
 
 /// Returns a copy of the address with another port.
-fn with_port(address: &[u8], port: u16) -> Vec<u8> {
+pub(super) fn with_port(address: &[u8], port: u16) -> Vec<u8> {
     const PORT_OFFSET: usize = 2;
     let mut address = address.to_vec();
     address[PORT_OFFSET..PORT_OFFSET + 2].copy_from_slice(&port.to_be_bytes());
@@ -236,7 +262,7 @@ fn set_repair_options(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, family:
     set_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR_OPTIONS), options.as_bytes())
 }
 
-fn set_u32_option(
+pub(super) fn set_u32_option(
     syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
     option: (u32, u32),

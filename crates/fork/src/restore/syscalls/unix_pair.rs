@@ -126,7 +126,7 @@ pub(super) fn create_pair(
 }
 
 /// The slot descriptor of a listening socket.
-fn find_listener(
+pub(super) fn find_listener(
     open_file_builder: &OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
     wanted: u32,

@@ -8,6 +8,7 @@ mod connectors;
 mod netlink;
 mod options;
 mod tcp;
+mod tcp_closed_ends;
 mod udp;
 mod unix;
 mod waiting_data;
@@ -25,7 +26,8 @@ use farfork_sys::socket_abi::{
     SOL_IP, SOL_SOCKET,
 };
 use farfork_wire::descriptor::{
-    OpenFileAttributes, PeerCredentials, Socket, SocketFile, SocketMessage, SocketState, parse_internet_address,
+    OpenFileAttributes, PeerCredentials, Socket, SocketFile, SocketMessage, SocketState, is_chosen_unix_name,
+    parse_internet_address,
 };
 use rustix::io::Errno;
 
@@ -46,6 +48,9 @@ const UNREAD_MESSAGES_REASON: &str =
 const CONNECTED: u8 = 1;
 const CLOSED: u8 = 7;
 const LISTENING: u8 = 10;
+
+/// Size of the address family, with which each address begins.
+const FAMILY_BYTES: usize = 2;
 
 /// Shut-down directions, as a mask.
 const NO_RECEIVING: u32 = 1;
@@ -133,7 +138,7 @@ pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     SocketSpec::read(fd).is_ok_and(|spec| match (spec.family, spec.socket_type) {
         (AF_UNIX, _) => true,
         (AF_INET | AF_INET6, SOCK_DGRAM) => is_connected(),
-        _ => tcp::is_over_loopback(fd, spec) || is_listening(fd),
+        _ => tcp::is_over_loopback(fd, spec) || is_listening(fd) || tcp::may_be_disconnected(fd, spec),
     })
 }
 
@@ -208,7 +213,7 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
     };
     match spec.family {
         AF_UNIX => contents.read_unix(fd, inode, diagnosis)?,
-        AF_INET | AF_INET6 if spec.is_tcp() => contents.read_tcp(fd, diagnosis)?,
+        AF_INET | AF_INET6 if spec.is_tcp() => contents.read_tcp(fd, inode, diagnosis)?,
         AF_INET | AF_INET6 => contents.read_udp(fd, diagnosis)?,
         AF_NETLINK => contents.read_netlink(fd)?,
         _ => {}
@@ -307,6 +312,9 @@ impl SocketTable<'_> {
         if contents.state == LISTENING {
             return self.listening_state(contents);
         }
+        if let Some(disconnected) = contents.disconnected_state() {
+            return Ok(disconnected);
+        }
         if let Some((other, peer)) = self.mutual_peer(inode, contents) {
             return self.build_paired(inode, contents, other, peer);
         }
@@ -321,7 +329,11 @@ impl SocketTable<'_> {
             AF_UNIX if contents.has_unnamed_peer() && contents.state != CONNECTED => {
                 Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
             }
-            AF_UNIX => Ok(SocketState::PeerOutside { is_reset: contents.is_reset }),
+            AF_UNIX => Ok(SocketState::PeerOutside {
+                is_reset: contents.is_reset,
+                address: contents.bound_address(),
+                peer: contents.peer_name(),
+            }),
             AF_NETLINK => Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() }),
             _ if is_datagram => Ok(SocketState::Unconnected {
                 address: contents.bound_address(),
@@ -387,12 +399,9 @@ impl SocketTable<'_> {
     /// connection, the kernel must have chosen the name (unix(7), autobind), and no other socket may have it. Any other name
     /// may come from a listening socket that was closed since.
     fn can_rebind(&self, end: &SocketContents) -> bool {
-        /// Address family, a zero byte, and five digits.
-        const AUTOBIND_BYTES: usize = 8;
         let name = end.bound_address();
-        let is_chosen = || name.len() == AUTOBIND_BYTES && name[2] == 0 && name[3..].iter().all(u8::is_ascii_hexdigit);
         let is_alone = || self.0.values().filter(|socket| socket.bound_address() == name).count() == 1;
-        name.is_empty() || end.spec.socket_type == SOCK_DGRAM || (is_chosen() && is_alone())
+        name.is_empty() || end.spec.socket_type == SOCK_DGRAM || (is_chosen_unix_name(&name) && is_alone())
     }
 
     fn is_own_address(&self, contents: &SocketContents) -> bool {
@@ -406,14 +415,25 @@ impl SocketContents {
         self.unix.as_ref().is_none_or(|unix| unix.peer.is_none())
     }
 
+    /// Returns the address of the other end of a connected Unix socket; empty if it has none.
+    fn peer_name(&self) -> Vec<u8> {
+        self.peer.clone().filter(|name| name.len() > FAMILY_BYTES).unwrap_or_default()
+    }
+
     fn has_wildcard_address(&self) -> bool {
         parse_internet_address(&self.address).is_none_or(|address| address.ip().is_unspecified())
+    }
+
+    /// Returns the address of an Internet socket with port 0.
+    fn address_without_port(&self) -> Vec<u8> {
+        let mut address = self.address.clone();
+        address[FAMILY_BYTES..FAMILY_BYTES + 2].fill(0);
+        address
     }
 
     /// Returns the address of a bound socket, else an empty one. An Internet socket is bound if it has a port, or an address
     /// that still lacks its port.
     fn bound_address(&self) -> Vec<u8> {
-        const FAMILY_BYTES: usize = 2;
         let port = self.address.get(FAMILY_BYTES..FAMILY_BYTES + 2);
         let is_bound = match self.spec.family {
             AF_UNIX => self.address.len() > FAMILY_BYTES,

@@ -3,21 +3,20 @@
 //! Over the loopback, sent data is in the receiver's queue, where it can be peeked at. Data for which that queue has no room
 //! is still in the sender's queue, where it cannot be read without breaking the connection. Such a connection is refused.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use farfork_sys::poll::poll_at_once;
-use farfork_sys::sock_diag::{EndedTcpClient, SockDiag, TcpMd5Key};
+use farfork_sys::sock_diag::{SockDiag, TcpMd5Key};
 use farfork_sys::socket;
 use farfork_sys::socket_abi::{
-    AF_INET, AF_INET6, IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_AO_INFO, TCP_INFO, TCP_MD5SIG_EXT,
-    TCP_ULP,
+    IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_AO_INFO, TCP_INFO, TCP_MD5SIG_EXT, TCP_ULP,
 };
-use farfork_wire::descriptor::{Socket, SocketOption, SocketState, encode_internet_address, parse_internet_address};
+use farfork_wire::descriptor::{SocketOption, SocketState, parse_internet_address};
 use rustix::event::PollFlags;
 
+use super::tcp_closed_ends::WaitingConnections;
 use super::unix::UNREAD_PENDING_REASON;
 use super::{
     CLOSED, CONNECTED, LISTENING, NO_RECEIVING, NO_SENDING, QueuedMessage, SocketContents, SocketSpec, SocketTable,
@@ -45,7 +44,7 @@ const NO_PEEK_OFFSET: i32 = -1;
 #[derive(Debug)]
 pub(super) struct TcpState {
     /// For a listening socket: number of connections that wait to be accepted.
-    accept_queue: u32,
+    pub(super) accept_queue: u32,
     /// Cookie of the socket's network namespace (SO_NETNS_COOKIE).
     netns_cookie: Vec<u8>,
     /// Bytes that were sent to the network, each counted once.
@@ -61,10 +60,21 @@ pub(super) struct TcpState {
     is_peer_orphaned: Option<bool>,
     /// For a listening socket: its keys for TCP MD5 signatures.
     md5_keys: Vec<TcpMd5Key>,
-    /// For a listening socket: the connections over the loopback that wait to be accepted, and whose clients are closed.
-    closed_clients: Vec<EndedTcpClient>,
+    /// For a listening socket: its connections that wait to be accepted.
+    pub(super) waiting: WaitingConnections,
     /// Whether only the other end has shut the connection down, and a child can read the received data.
     has_ended_peer: bool,
+    /// Set if the process has disconnected the socket (connect(2) with AF_UNSPEC).
+    disconnection: Option<TcpDisconnection>,
+}
+
+/// A connection that the process has ended by connect(2) with AF_UNSPEC. The socket keeps the address and the port that bind(2)
+/// has named. A port that the kernel had chosen is free again, but getsockname(2) still shows it.
+#[derive(Debug, Clone, Copy)]
+struct TcpDisconnection {
+    is_bound: bool,
+    /// Whether an error is pending. It is ECONNRESET: connect(2) has reset the connection.
+    has_error: bool,
 }
 
 /// The used part of `struct tcp_info`.
@@ -126,16 +136,21 @@ impl SocketContents {
     }
 
     /// Reads the state of a TCP socket. Reads its queue if both ends may be in the tree, or have shut down the connection.
-    pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
+    pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let info = TcpInfo::read(fd)?;
-        let (mut is_peer_orphaned, mut has_ended) = (None, false);
+        let (mut is_peer_orphaned, mut has_ended, mut disconnection) = (None, false, None);
         let has_ended_peer = info.has_ended_peer(fd);
         (self.state, self.backlog) = (info.state, info.backlog);
         if self.state != LISTENING {
             let has_error = self.read_shutdown(fd)?;
             has_ended = self.state == CLOSED && self.shutdown != 0 && !has_error;
-            if self.state == CLOSED && has_error && !info.was_established {
+            if self.state == CLOSED && self.shutdown == 0 && (has_error || info.was_established) {
+                let is_bound = self.is_bound(inode, diagnosis)?;
+                disconnection = Some(TcpDisconnection { is_bound, has_error });
+            } else if self.state == CLOSED && has_error && !info.was_established {
                 self.read_failed_connect(&info);
+            } else if self.state == CLOSED && has_error && protection_reason(fd).is_none() {
+                self.read_queue_bytes(fd)?;
             }
             if self.state == SYN_SENT {
                 // The answer to the parent's connect(2) cannot reach a child. A refusal ends the call in a child, also one
@@ -150,18 +165,17 @@ impl SocketContents {
             }
         }
         let listener = parse_internet_address(&self.address).filter(|_| self.state == LISTENING);
-        let (mut md5_keys, mut closed_clients) = (Vec::new(), Vec::new());
+        let (mut md5_keys, mut waiting) = (Vec::new(), WaitingConnections::default());
         if let (Some(diagnosis), Some(address)) = (diagnosis, listener) {
             md5_keys = diagnosis.tcp_md5_keys(address)?;
             if info.accept_queue > 0 {
-                closed_clients = read_closed_clients(diagnosis, address)?;
+                waiting = WaitingConnections::read(diagnosis, address)?;
             }
         }
         let network = socket::read_option(fd, SOL_SOCKET, SO_NETNS_COOKIE).unwrap_or_default();
         let (sent_bytes, arrived_bytes, unsent_bytes) = (info.sent_bytes, info.received_bytes, info.unsent_bytes);
-        let waiting = info.accept_queue;
         self.tcp = Some(TcpState {
-            accept_queue: waiting,
+            accept_queue: info.accept_queue,
             netns_cookie: network,
             sent_bytes,
             received_bytes: arrived_bytes,
@@ -169,10 +183,32 @@ impl SocketContents {
             has_ended,
             is_peer_orphaned,
             md5_keys,
-            closed_clients,
+            waiting,
             has_ended_peer,
+            disconnection,
         });
         Ok(())
+    }
+
+    /// Whether a socket that was connected is still bound to its port: only if bind(2) has named the port.
+    fn is_bound(&self, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<bool> {
+        let own = parse_internet_address(&self.address).filter(|own| own.port() != 0);
+        match (own, diagnosis) {
+            (Some(own), Some(diagnosis)) => diagnosis.is_bound_tcp(own, inode as u32),
+            _ => Ok(false),
+        }
+    }
+
+    /// The state of a socket that the process has disconnected; `None` for any other socket.
+    pub(super) fn disconnected_state(&self) -> Option<SocketState> {
+        let TcpDisconnection { is_bound, has_error } = self.tcp.as_ref()?.disconnection?;
+        let shown_port = parse_internet_address(&self.address).map_or(0, |own| own.port());
+        let address = match (is_bound, self.has_wildcard_address()) {
+            (true, _) => self.address.clone(),
+            (false, true) => Vec::new(),
+            (false, false) => self.address_without_port(),
+        };
+        Some(SocketState::Disconnected { address, shown_port, is_reset: has_error })
     }
 
     /// Reads the error of a connect(2) that has failed, and that the process has not read. Only a refusal arrives in a segment.
@@ -247,17 +283,6 @@ impl SocketContents {
     }
 }
 
-/// Reads the connections over the loopback that wait to be accepted on a port, and whose clients are closed. A client that a
-/// process has open is a socket of the tree, or of a process that children do not get.
-fn read_closed_clients(diagnosis: &SockDiag, listener: SocketAddr) -> io::Result<Vec<EndedTcpClient>> {
-    let mut ended = diagnosis.ended_tcp_clients(listener)?;
-    ended.retain(|one| {
-        let is_local = [one.client, one.server].iter().all(|end| canonical(*end).ip().is_loopback());
-        is_local && !matches!(diagnosis.is_orphaned(one.client, one.server), Ok(Some(false)))
-    });
-    Ok(ended)
-}
-
 /// Whether a socket is a TCP connection that only its peer has shut down, and whose received data a child can read.
 pub(in super::super) fn is_ended_by_peer(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(SocketSpec::read(fd)?.is_tcp() && TcpInfo::read(fd)?.has_ended_peer(fd))
@@ -272,6 +297,12 @@ pub(super) fn has_unsent_data(fd: BorrowedFd<'_>, spec: SocketSpec) -> io::Resul
     Ok(is_over_loopback(fd, spec) && TcpInfo::read(fd)?.unsent_bytes > 0)
 }
 
+/// Whether a TCP socket that was not read yet may have been disconnected from its peer: it has a port, but no peer.
+pub(super) fn may_be_disconnected(fd: BorrowedFd<'_>, spec: SocketSpec) -> bool {
+    let own = || parse_internet_address(&socket::local_address(fd).ok()?);
+    spec.is_tcp() && socket::peer_address(fd).is_err() && own().is_some_and(|own| own.port() != 0)
+}
+
 /// Whether a socket that was not read yet is a TCP connection over the loopback.
 pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, spec: SocketSpec) -> bool {
     let ends = || Some((socket::local_address(fd).ok()?, socket::peer_address(fd).ok()?));
@@ -279,7 +310,7 @@ pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, spec: SocketSpec) -> bool {
 }
 
 /// An IPv4-mapped address as an IPv4 address.
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
@@ -298,45 +329,10 @@ const CLOSED_CLIENT_REASON: &str = "a connection waits to be accepted by it, wit
 impl SocketTable<'_> {
     /// Returns the state of a listening socket.
     pub(super) fn listening_state(&self, contents: &SocketContents) -> Result<SocketState, String> {
-        if contents.tcp.iter().flat_map(|tcp| &tcp.closed_clients).any(|client| client.has_sent) {
+        if contents.tcp.as_ref().is_some_and(|tcp| tcp.waiting.has_data()) {
             return Err(CLOSED_CLIENT_REASON.to_owned());
         }
         Ok(SocketState::Listening { address: contents.bound_address(), backlog: contents.backlog })
-    }
-
-    /// The closed ends of connections: of those with data or an end of file that a socket has not read, and of those that
-    /// wait to be accepted. `open` are the inodes of the sockets that a process has open.
-    pub(in super::super) fn closed_tcp_ends(&self, open: &BTreeSet<u64>) -> Vec<Socket> {
-        let sockets = || self.0.iter().filter(|(inode, _)| open.contains(inode)).map(|(inode, one)| (*inode, one));
-        let closed = |family: u32, state| Socket {
-            family,
-            kind: SOCK_STREAM,
-            protocol: IPPROTO_TCP,
-            flags: 0,
-            state,
-            file: None,
-            options: Vec::new(),
-            received_messages: Vec::new(),
-            shutdown_flags: NO_SENDING,
-        };
-        let peers = sockets().filter(|(_, contents)| contents.has_ended_peer());
-        let peers = peers.filter_map(|(inode, contents)| match self.state_without_peer(inode, contents) {
-            Ok(SocketState::TcpPaired { pair, address, peer, .. }) if self.tcp_peer(contents).is_none() => {
-                let state = SocketState::TcpPaired { pair, end: 1, address: peer, peer: address };
-                Some(closed(contents.spec.family, state))
-            }
-            _ => None,
-        });
-        // Listening sockets that share a port show the same connections.
-        let clients = sockets().filter_map(|(_, contents)| contents.tcp.as_ref()).flat_map(|tcp| &tcp.closed_clients);
-        let clients: BTreeSet<_> = clients.map(|client| (client.client, client.server)).collect();
-        let clients = clients.into_iter().map(|(client, server)| {
-            let [address, through] = [client, server].map(|end| encode_internet_address(canonical(end)));
-            let family = if canonical(client).is_ipv4() { AF_INET } else { AF_INET6 };
-            // The order is unknown. They are first, because the others still wait for a reply.
-            closed(family, SocketState::PendingAccept { address, through, turn: 0 })
-        });
-        peers.chain(clients).collect()
     }
 
     /// Returns the state of a connection, which depends on its peer.
@@ -370,7 +366,7 @@ impl SocketTable<'_> {
 
     /// Returns the state of a connection without a peer in the tree: the peer is outside, or waits to be accepted by a
     /// listening socket of the tree.
-    fn state_without_peer(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
+    pub(super) fn state_without_peer(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         if contents.has_ended_peer() {
             let (address, peer) = (contents.address.clone(), contents.peer.clone().unwrap_or_default());
             return Ok(match contents.is_over_loopback() {
@@ -389,7 +385,7 @@ impl SocketTable<'_> {
                 && parse_internet_address(&listener.address).is_some_and(is_it)
         };
         if !waits || !contents.is_over_loopback() || !self.0.values().any(waits_at) {
-            return Ok(SocketState::PeerOutside { is_reset: false });
+            return Ok(SocketState::peer_outside());
         }
         let (info, peer) = (contents.tcp.as_ref(), contents.peer.clone().unwrap_or_default());
         if info.is_some_and(|tcp| tcp.unsent_bytes > 0 || tcp.sent_bytes > 0) {
@@ -400,7 +396,7 @@ impl SocketTable<'_> {
     }
 
     /// Returns the peer of a connection, with its inode, if it is a socket of the tree in the same network namespace.
-    fn tcp_peer(&self, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
+    pub(super) fn tcp_peer(&self, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
         let (own, peer) =
             (parse_internet_address(&contents.address)?, parse_internet_address(contents.peer.as_deref()?)?);
         let network = &contents.tcp.as_ref()?.netns_cookie;
