@@ -203,6 +203,16 @@ impl SockDiag {
         Ok(keys.ok_or_else(malformed)?.into_iter().map(mapped).collect())
     }
 
+    /// Whether the end of a TCP connection from `own` to `peer` was closed, and the kernel still delivers its data.
+    ///
+    /// # Errors
+    /// If the kernel does not report TCP sockets.
+    pub fn is_closed(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<bool> {
+        let Some(answer) = self.query_inet(TCP, [own, peer], [NO_COOKIE, NO_COOKIE], 0)? else { return Ok(false) };
+        let is_orphaned = u32_at(&answer, INODE_AT).ok_or_else(malformed)? == 0;
+        Ok(is_orphaned && ![ESTABLISHED, CLOSE_WAIT, LISTENING].contains(&answer[STATE_AT]))
+    }
+
     /// Returns the connections that wait to be accepted on the port of a listening socket, except those that their clients
     /// have reset.
     ///
@@ -418,8 +428,10 @@ mod tests {
         closed.set_nonblocking(true).unwrap();
         while std::io::Write::write(&mut closed, &[0; 1 << 16]).is_ok() {}
         let full = UnacceptedTcp { client: closed.local_addr().unwrap(), has_ended: false, ..with_data };
+        assert!(!diagnosis.is_closed(full.client, own).unwrap());
         drop(closed);
         wait_until_waiting(&[idle, ended, with_data, full]);
+        assert!(diagnosis.is_closed(full.client, own).unwrap() && !diagnosis.is_closed(peer, own).unwrap());
         let _server = listener.accept().unwrap();
         assert_eq!(diagnosis.is_orphaned(own, peer).unwrap(), Some(false));
         assert_eq!(diagnosis.is_orphaned(own, SocketAddr::new(peer.ip(), 1)).unwrap(), None);

@@ -17,7 +17,7 @@ use crate::harness::{
     Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, require_forked_child_same, scratch,
 };
 use crate::test::Test;
-use refusal::{refused, refused_at_stop, refused_with_note};
+use refusal::{refused, refused_at_stop, refused_with_note, refused_with_notes};
 
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("interval_timers", |cluster| restored(cluster, "interval_timers")),
@@ -51,10 +51,10 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_stop(cluster, "refused_unix_connector", &["fd 4", "which user", "accept"]);
     }),
     Test::shared("refused_unix_waiting", |cluster| {
-        refused_with_note(cluster, "refused_unix_waiting", &["fd 4", "accept(2)"]);
+        refused_with_notes(cluster, "refused_unix_waiting", &["fd 4", "accept(2)"], &["fd 5", "peers are closed"]);
     }),
     Test::shared("refused_unix_urgent", |cluster| {
-        refused_at_stop(cluster, "refused_unix_urgent", &["fd 4", "urgent data"]);
+        refused_with_note(cluster, "refused_unix_urgent", &["fd 4", "urgent data"]);
     }),
     Test::shared("tcp_waiting", |cluster| restored(cluster, "tcp_waiting")),
     Test::shared("unix_listeners", |cluster| restored(cluster, "unix_listeners")),
@@ -75,7 +75,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("tcp_listeners", |cluster| restored(cluster, "tcp_listeners")),
     Test::shared("tcp_outside", |cluster| restored(cluster, "tcp_outside")),
     Test::shared("tcp_inside", |cluster| restored(cluster, "tcp_inside")),
-    Test::shared("refused_tcp_unsent", |cluster| refused_at_stop(cluster, "refused_tcp_unsent", &["fd 4", "room"])),
+    Test::shared("refused_tcp_unsent", |cluster| {
+        refused_with_notes(cluster, "refused_tcp_unsent", &["fd 4", "room"], &["fd 7", "urgent data"]);
+    }),
     Test::shared("refused_tcp_waiting", |cluster| {
         refused_at_stop(cluster, "refused_tcp_waiting", &["fd 4", "accept(2)"]);
     }),
@@ -197,7 +199,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("tcp_ended", |cluster| restored(cluster, "tcp_ended")),
     Test::shared("tcp_closed", |cluster| restored(cluster, "tcp_closed")),
     Test::shared("refused_tcp_closed", |cluster| {
-        refused_at_stop(cluster, "refused_tcp_closed", &["fd 3", "waits to be accepted", "accept it first"]);
+        refused_with_notes(cluster, "refused_tcp_closed", &["fd 3", "waits to be accepted"], &["fd 4"]);
     }),
     Test::shared("stopped_children", |cluster| restored(cluster, "stopped_children")),
     Test::shared("shared_filters", |cluster| restored(cluster, "shared_filters")),

@@ -21,11 +21,17 @@ pub(super) fn refused_at_stop(cluster: &Cluster, name: &'static str, words: &[&s
 
 /// The state may change until the process is stopped. `check` only notes it; prepare refuses it for the same reason.
 pub(super) fn refused_with_note(cluster: &Cluster, name: &'static str, words: &[&str]) {
+    refused_with_notes(cluster, name, words, &[]);
+}
+
+/// As `refused_with_note`. prepare names only the first object that it refuses, and `check` names others with `also_noted`.
+pub(super) fn refused_with_notes(cluster: &Cluster, name: &'static str, words: &[&str], also_noted: &[&str]) {
     let subject = Subject::start(name);
     let checked = cluster.first().run(&["check", &subject.parent.pid_text()]);
     let said = format!("{}{}", checked.stdout, checked.stderr);
     assert_eq!(checked.status.code(), Some(0), "{said}");
-    assert!(words.iter().all(|word| said.contains(word)) && said.contains("a prepare is refused while"), "{said}");
+    let has_all = words.iter().chain(also_noted).all(|word| said.contains(word));
+    assert!(has_all && said.contains("a prepare is refused while"), "{said}");
     require_refusal(cluster, subject, words);
 }
 

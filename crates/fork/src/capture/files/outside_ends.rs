@@ -1,6 +1,7 @@
 //! Notes for the user about pipes and connections with only one end in a running process tree: a child finds the other end
 //! closed, or the connection reset.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
@@ -32,9 +33,19 @@ enum PeerEnd {
     /// the same. `lost_bytes` is the number of unread bytes that children do not get.
     Pipe { mode: u32, is_open: bool, lost_bytes: u64 },
     /// A TCP socket with exchanged addresses, or one that listens on the peer's address and has not accepted it yet.
-    Tcp { own: SocketAddr, peer: SocketAddr, is_ended: bool },
+    Tcp { own: SocketAddr, peer: SocketAddr, end: TcpPeerEnd },
     /// The Unix socket with this inode.
     Unix { inode: u64 },
+}
+
+/// What the other end of a TCP connection has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TcpPeerEnd {
+    /// It has shut the connection down, and all its data has arrived.
+    ShutDown,
+    /// It was closed with data that has not arrived.
+    ClosedWithData,
+    Open,
 }
 
 /// Returns the notes. The first process of the tree must be the first of `processes`.
@@ -53,11 +64,12 @@ pub(in crate::capture) fn outside_end_notes(processes: &[(i32, Vec<OpenFd>)]) ->
         let owner = if Some(pid) == first { String::new() } else { format!("pid {pid}, ") };
         format!("{owner}fd {number}")
     };
-    let note = |end: &&OwnEnd<'_>| format!("{}: {}", object(end.pid, end.fd.number), end.describe());
+    let note =
+        |end: &&OwnEnd<'_>| format!("{}: {}", object(end.pid, end.fd.number), end.describe(tree.has_files_in_flight));
     let more = outside.len().saturating_sub(NAMED_ENDS_MAX);
     let mut notes: Vec<String> = outside.iter().take(NAMED_ENDS_MAX).map(note).collect();
     let waiting = tree.waiting_data.iter().take(NAMED_ENDS_MAX);
-    let waiting_note = |(pid, number, reason): &(i32, u32, &str)| {
+    let waiting_note = |(pid, number, reason): &(i32, u32, Cow<'static, str>)| {
         format!("{}: a prepare is refused while {reason}", object(*pid, *number))
     };
     notes.extend(waiting.map(waiting_note));
@@ -84,7 +96,9 @@ struct TreeEnds<'a> {
     /// Inodes of the sockets that were read: descriptors of several processes may share one.
     known_sockets: BTreeSet<u64>,
     /// Process and descriptor of each socket with data that a prepare refuses, and why.
-    waiting_data: Vec<(i32, u32, &'static str)>,
+    waiting_data: Vec<(i32, u32, Cow<'static, str>)>,
+    /// Whether descriptors are in flight in a Unix socket. `check` cannot see to what they refer.
+    has_files_in_flight: bool,
 }
 
 impl<'a> TreeEnds<'a> {
@@ -122,25 +136,31 @@ impl<'a> TreeEnds<'a> {
         copy: BorrowedFd<'_>,
         diagnosis: &mut Option<SockDiag>,
     ) -> io::Result<Option<PeerEnd>> {
+        let diagnosis = match diagnosis {
+            Some(diagnosis) => diagnosis,
+            None => diagnosis.insert(SockDiag::open(pid)?),
+        };
         if sockets::is_unix(copy)? {
             self.unix_inodes.insert(fd.inode);
-            let diagnosis = match diagnosis {
-                Some(diagnosis) => diagnosis,
-                None => diagnosis.insert(SockDiag::open(pid)?),
-            };
+            self.has_files_in_flight |= FdInfo::read(pid, fd.number)?.files_in_flight > 0;
             let unix = diagnosis.unix_socket(fd.inode as u32)?;
-            let waiting = sockets::waiting_data_reason(copy, Some(&unix))?;
+            let waiting = sockets::waiting_data_reason(copy, Some(&unix), diagnosis)?;
             self.waiting_data.extend(waiting.map(|reason| (pid, fd.number, reason)));
             let peer = unix.peer.filter(|inode| *inode != 0);
             return Ok(peer.map(|inode| PeerEnd::Unix { inode: inode.into() }));
         }
-        let waiting = sockets::waiting_data_reason(copy, None)?;
+        let waiting = sockets::waiting_data_reason(copy, None, diagnosis)?;
         self.waiting_data.extend(waiting.map(|reason| (pid, fd.number, reason)));
         if let Some(port) = sockets::tcp_listening_port(copy)? {
             self.listening_ports.insert(port);
         }
-        let is_ended = sockets::is_tcp_ended_by_peer(copy)?;
-        Ok(sockets::tcp_addresses(copy)?.map(|(own, peer)| PeerEnd::Tcp { own, peer, is_ended }))
+        let Some((own, peer)) = sockets::tcp_addresses(copy)? else { return Ok(None) };
+        let end = match sockets::is_tcp_ended_by_peer(copy)? {
+            true => TcpPeerEnd::ShutDown,
+            false if peer.ip().is_loopback() && diagnosis.is_closed(peer, own)? => TcpPeerEnd::ClosedWithData,
+            false => TcpPeerEnd::Open,
+        };
+        Ok(Some(PeerEnd::Tcp { own, peer, end }))
     }
 
     fn has_peer_of(&self, end: &OwnEnd<'_>) -> bool {
@@ -162,20 +182,23 @@ impl<'a> TreeEnds<'a> {
 }
 
 impl OwnEnd<'_> {
-    /// Says what a child finds, for a note.
-    fn describe(&self) -> String {
+    /// Says what a child finds, for a note. An end that is in no process of the tree may be in flight in a socket.
+    fn describe(&self, has_files_in_flight: bool) -> String {
+        let place = match has_files_in_flight {
+            true => "leads to no process that children get; unless its other end is in flight in a socket, in a child",
+            false => "leads to a process that children do not get: in a child,",
+        };
         match self.peer {
-            PeerEnd::Tcp { peer, is_ended: true, .. } => {
+            PeerEnd::Tcp { peer, end: TcpPeerEnd::ShutDown, .. } => {
                 format!("{peer} has shut down its TCP connection: in a child, that end is closed")
             }
-            PeerEnd::Tcp { peer, .. } => {
-                format!(
-                    "its TCP connection to {peer} leads to a process that children do not get: in a child, it is reset"
-                )
-            }
+            PeerEnd::Tcp { peer, end: TcpPeerEnd::ClosedWithData, .. } => format!(
+                "{peer} has closed its TCP connection with data that has not arrived: in a child, the connection is reset \
+                 before that data; let the process read first"
+            ),
+            PeerEnd::Tcp { peer, .. } => format!("its TCP connection to {peer} {place} it is reset"),
             PeerEnd::Pipe { .. } | PeerEnd::Unix { .. } => {
-                let link = String::from_utf8_lossy(&self.fd.link);
-                format!("{link} leads to a process that children do not get: in a child, the other end is closed")
+                format!("{} {place} the other end is closed", String::from_utf8_lossy(&self.fd.link))
             }
         }
     }

@@ -118,6 +118,8 @@ pub struct FdInfo {
     pub process: Option<i32>,
     /// Locks on the file that the process holds through this descriptor.
     pub locks: Vec<LockEntry>,
+    /// Number of descriptors in flight to a Unix socket (SCM_RIGHTS).
+    pub files_in_flight: u32,
 }
 
 /// The state of an eventfd(2).
@@ -197,6 +199,7 @@ impl FdInfo {
             "inotify wd" => self.watches.push(state::parse_watch(value)?),
             "Pid" => self.process = Some(value.parse().ok()?),
             "lock" => self.locks.push(state::parse_lock(value)?),
+            "scm_fds" => self.files_in_flight = value.parse().ok()?,
             _ => {}
         }
         Some(())

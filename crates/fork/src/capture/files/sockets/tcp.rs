@@ -255,8 +255,11 @@ impl SocketContents {
         self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended_peer)
     }
 
-    /// Reads the whole receive queue, with one peek from its start.
+    /// Reads the whole receive queue, with one peek from its start. A peek would end at urgent data.
     fn read_queue_bytes(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        if self.refusal.is_some() {
+            return Ok(());
+        }
         let bytes = rustix::io::ioctl_fionread(fd)?;
         if bytes > 0 {
             let mut room = vec![0; usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?];
@@ -292,9 +295,29 @@ pub(in super::super) fn is_ended_by_peer(fd: BorrowedFd<'_>) -> io::Result<bool>
 pub(super) const UNSENT_REASON: &str = "it has sent data that its peer has no room for, or that waits for more (TCP_CORK, \
      MSG_MORE): not carried if the peer is a socket of the process; let the process read from the peer first, or finish";
 
-/// Whether a TCP connection over the loopback has data that was not sent.
-pub(super) fn has_unsent_data(fd: BorrowedFd<'_>, spec: SocketSpec) -> io::Result<bool> {
-    Ok(is_over_loopback(fd, spec) && TcpInfo::read(fd)?.unsent_bytes > 0)
+/// Returns why a TCP socket of a running process cannot be carried in its present state.
+pub(super) fn waiting_data_reason(
+    fd: BorrowedFd<'_>,
+    spec: SocketSpec,
+    diagnosis: &SockDiag,
+) -> io::Result<Option<&'static str>> {
+    let info = TcpInfo::read(fd)?;
+    if info.state == LISTENING {
+        let Some(own) = parse_internet_address(&socket::local_address(fd)?).filter(|_| info.accept_queue > 0) else {
+            return Ok(None);
+        };
+        return Ok(WaitingConnections::read(diagnosis, own)?.has_data().then_some(CLOSED_CLIENT_REASON));
+    }
+    let events = poll_at_once(fd, PollFlags::RDHUP | PollFlags::PRI)?;
+    let has = |event| events.contains(event);
+    let is_local = is_over_loopback(fd, spec);
+    let is_failed = info.state == CLOSED && has(PollFlags::ERR | PollFlags::RDHUP) && !info.was_established;
+    Ok(match info.state {
+        _ if has(PollFlags::PRI) && (is_local || info.state == CLOSE_WAIT) => Some(URGENT_DATA_REASON),
+        _ if is_local && info.unsent_bytes > 0 => Some(UNSENT_REASON),
+        _ if is_failed && info.arrived_segments == 0 => Some(FAILED_CONNECT_REASON),
+        _ => None,
+    })
 }
 
 /// Whether a TCP socket that was not read yet may have been disconnected from its peer: it has a port, but no peer.
@@ -407,5 +430,28 @@ impl SocketTable<'_> {
                 && other.peer.as_deref().and_then(parse_internet_address) == Some(own)
         };
         self.0.iter().find(|(_, other)| is_it(other)).map(|(inode, other)| (*inode, other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
+
+    use farfork_sys::socket_abi::SO_OOBINLINE;
+    use rustix::net::{SendFlags, send};
+
+    use super::*;
+
+    #[test]
+    fn unread_urgent_data_is_refused_by_name() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (receiver, _) = listener.accept().unwrap();
+        socket::set_number_option(receiver.as_fd(), SOL_SOCKET, SO_OOBINLINE, 1).unwrap();
+        send(&sender, b"ab", SendFlags::empty()).unwrap();
+        send(&sender, b"!", SendFlags::OOB).unwrap();
+        let contents = super::super::read_socket(&receiver.into(), 0, None).unwrap();
+        assert_eq!(contents.refusal.as_deref(), Some(URGENT_DATA_REASON));
     }
 }

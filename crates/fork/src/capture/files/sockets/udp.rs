@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::Duration;
 
+use farfork_sys::poll::poll_read;
 use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket;
 use farfork_sys::socket_abi::{
@@ -14,7 +15,7 @@ use farfork_wire::descriptor::parse_internet_address;
 
 use super::SocketContents;
 
-pub(super) const UNFINISHED_DATAGRAM_REASON: &str = "it has sent a part of a datagram, which waits for the rest (UDP_CORK, MSG_MORE) and \
+const UNFINISHED_DATAGRAM_REASON: &str = "it has sent a part of a datagram, which waits for the rest (UDP_CORK, MSG_MORE) and \
      cannot be read: not carried; let the process finish the datagram first";
 
 const QUEUED_ERROR_REASON: &str = "it has an unread error or time stamp (MSG_ERRQUEUE, SO_ERROR), which could not be read \
@@ -33,7 +34,7 @@ impl SocketContents {
     /// Reads whether a UDP socket must still report an error. The kernel shows only that there is one. On a connected socket
     /// without a queue of errors, it is ECONNREFUSED: an ICMP message has reported that the peer's port is closed.
     fn read_udp_error(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        if !farfork_sys::poll::poll_read(fd)?.is_some_and(|readiness| readiness.has_error) {
+        if !poll_read(fd)?.is_some_and(|readiness| readiness.has_error) {
             return Ok(());
         }
         self.is_refused = self.peer.is_some() && !has_error_queue(fd);
@@ -57,9 +58,18 @@ impl SocketContents {
     }
 }
 
+/// Returns why a UDP socket of a running process cannot be carried in its present state.
+pub(super) fn waiting_data_reason(fd: BorrowedFd<'_>) -> io::Result<Option<&'static str>> {
+    let has_error = poll_read(fd)?.is_some_and(|readiness| readiness.has_error);
+    if has_error && (socket::peer_address(fd).is_err() || has_error_queue(fd)) {
+        return Ok(Some(QUEUED_ERROR_REASON));
+    }
+    Ok(has_unfinished_datagram(fd)?.then_some(UNFINISHED_DATAGRAM_REASON))
+}
+
 /// Whether a part of a datagram was sent, and waits for the rest (UDP_CORK, MSG_MORE). The memory of a finished datagram counts
 /// too, until the network device has sent it, so the count is read again.
-pub(super) fn has_unfinished_datagram(fd: BorrowedFd<'_>) -> io::Result<bool> {
+fn has_unfinished_datagram(fd: BorrowedFd<'_>) -> io::Result<bool> {
     const READS_MAX: u32 = 5;
     const READ_INTERVAL: Duration = Duration::from_millis(1);
     for read in 0..READS_MAX {

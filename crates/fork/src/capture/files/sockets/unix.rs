@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use farfork_sys::sock_diag::SockDiag;
+use farfork_sys::sock_diag::{SockDiag, UnixSocket};
 use farfork_sys::socket::{self, MessageSender, PeekedMessage};
 use farfork_sys::socket_abi::{AF_UNIX, SO_PASSCRED, SO_PEEK_OFF, SOCK_DGRAM, SOCK_SEQPACKET, SOCK_STREAM, SOL_SOCKET};
 use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState, parse_unix_path};
@@ -50,15 +50,8 @@ impl SocketContents {
             if unix_socket.peer == Some(0) {
                 self.unread_bytes = socket::peer_unread_bytes(fd)?;
             }
-        } else if unix_socket.pending_clients.len() != unix_socket.queued as usize
-            || unix_socket.pending_clients.contains(&0)
-        {
-            // If a client has already closed its end, its data cannot be peeked at.
-            self.set_refusal(format!(
-                "it has {} pending connections, and some of their peers are closed: not carried; let the process \
-                 accept them first",
-                unix_socket.queued
-            ));
+        } else if let Some(reason) = closed_clients_reason(&unix_socket) {
+            self.set_refusal(reason);
         }
         let was_accepted =
             unix_socket.state == CONNECTED && self.spec.socket_type != SOCK_DGRAM && unix_socket.peer != Some(0);
@@ -245,6 +238,17 @@ impl SocketTable<'_> {
     }
 }
 
+/// Returns why a listening socket cannot be carried. If a client has already closed its end, its data cannot be peeked at.
+pub(super) fn closed_clients_reason(listener: &UnixSocket) -> Option<String> {
+    let (clients, queued) = (&listener.pending_clients, listener.queued);
+    (clients.len() != queued as usize || clients.contains(&0)).then(|| {
+        format!(
+            "it has {queued} pending connections, and some of their peers are closed: not carried; let the process accept \
+             them first"
+        )
+    })
+}
+
 /// For a socket that waits to be accepted and has sent data: no process has the other end yet, so the data cannot be peeked
 /// at.
 pub(super) const UNREAD_PENDING_REASON: &str = "it is a pending connection with unread data, which cannot be peeked at \
@@ -255,7 +259,7 @@ const UNKNOWN_CONNECTOR_REASON: &str = "it is a pending connection, and which us
      processes that have the socket do not all have the user and the groups of its owner; let the process accept it first";
 
 /// The error must not be consumed, so the messages after it cannot be peeked at.
-const HIDDEN_RESET_REASON: &str = "it has unread messages after an error (ECONNRESET: its peer was closed before it \
+pub(super) const HIDDEN_RESET_REASON: &str = "it has unread messages after an error (ECONNRESET: its peer was closed before it \
      had read everything), and peeking would consume the error: not carried; let the process read it first";
 
 /// A child's socket connects again by name, so the name must identify one listening socket.
