@@ -437,7 +437,7 @@ fn write_buffers(write: &OwnedFd, content: &[u8], buffers: &[PipeBuffer]) -> io:
     if rest.is_empty() { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
-/// Calls write(2) once per packet of a descriptor before version 30. Without packet mode, all content is one write.
+/// Calls write(2) once per packet of a descriptor before version 32. Without packet mode, all content is one write.
 fn write_packets(write: &OwnedFd, content: &[u8], packets: &[u32], has_packets: bool) -> io::Result<()> {
     if has_packets {
         fcntl_setfl(write, OFlags::NONBLOCK | OFlags::DIRECT)?;

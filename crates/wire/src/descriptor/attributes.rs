@@ -95,14 +95,30 @@ pub struct OpenFileAttributes {
     pub pipe_buffers: Vec<PipeBuffer>,
 }
 
-/// A buffer of a pipe.
+/// A buffer of a pipe. It is encoded as a number: the length, and a bit for a packet. Version 30 has no packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
 pub struct PipeBuffer {
     /// Number of unread bytes, a page at most.
     pub length: u32,
     /// Whether the bytes are a packet of a writer in packet mode (O_DIRECT): a read(2) ends with them, and drops those that
     /// do not fit.
     pub is_packet: bool,
+}
+
+/// The bit of a packet in an encoded [`PipeBuffer`].
+const PACKET_BIT: u32 = 1 << 31;
+
+impl From<u32> for PipeBuffer {
+    fn from(encoded: u32) -> Self {
+        Self { length: encoded & !PACKET_BIT, is_packet: encoded & PACKET_BIT != 0 }
+    }
+}
+
+impl From<PipeBuffer> for u32 {
+    fn from(buffer: PipeBuffer) -> Self {
+        buffer.length | if buffer.is_packet { PACKET_BIT } else { 0 }
+    }
 }
 
 /// Credentials of a process when it created a connection.

@@ -63,7 +63,7 @@ pub enum OpenFile {
         /// Unread bytes. Only the first readable end of a pipe has them. If no end is readable, the first one has them.
         #[serde(with = "serde_bytes")]
         content: Vec<u8>,
-        /// Lengths of the writes that make `content`, in bytes. Empty since version 30: `OpenFileAttributes::pipe_buffers`
+        /// Lengths of the writes that make `content`, in bytes. Empty since version 32: `OpenFileAttributes::pipe_buffers`
         /// replaces it.
         packets: Vec<u32>,
     },

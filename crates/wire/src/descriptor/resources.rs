@@ -86,7 +86,7 @@ impl Descriptor {
         let mut ends = Vec::new();
         for socket in &sockets {
             let addresses = match &socket.state {
-                SocketState::Unconnected { address, peer } | SocketState::PeerOutside { address, peer, .. } => {
+                SocketState::Unconnected { address, peer } | SocketState::UnixPeerOutside { address, peer, .. } => {
                     vec![address, peer]
                 }
                 SocketState::Listening { address, .. }
@@ -107,6 +107,7 @@ impl Descriptor {
                     ends.push((*pair, *end));
                     vec![address, peer]
                 }
+                SocketState::PeerOutside { .. } => Vec::new(),
                 SocketState::PendingAccept { address, through, .. } => {
                     require(!through.is_empty(), || "a pending connection has no listening socket".to_owned())?;
                     vec![address, through]

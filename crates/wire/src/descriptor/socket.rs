@@ -118,14 +118,11 @@ pub enum SocketState {
         /// Local address; empty if there is none.
         address: Vec<u8>,
     },
-    /// Connected to a process outside the seed. A child finds the other end closed or, over TCP, the connection reset.
+    /// Connected to a process outside the seed. A child finds the other end closed or, over TCP, the connection reset. Since
+    /// version 32, Unix sockets have `UnixPeerOutside`.
     PeerOutside {
-        /// Whether a Unix socket must still return ECONNRESET once, because its other end was closed with unread data.
+        /// As in `UnixPeerOutside`.
         is_reset: bool,
-        /// Local address of a Unix socket, as getsockname(2) shows it; empty if it has none.
-        address: Vec<u8>,
-        /// Address of the other end of a Unix socket, as getpeername(2) shows it; empty if it has none.
-        peer: Vec<u8>,
     },
     /// A TCP socket whose connection the process has ended by connect(2) with AF_UNSPEC.
     Disconnected {
@@ -136,13 +133,15 @@ pub enum SocketState {
         /// Whether the socket must still return ECONNRESET once.
         is_reset: bool,
     },
-}
-
-impl SocketState {
-    /// The state of a connection to a process outside the seed, without names or errors.
-    pub fn peer_outside() -> Self {
-        Self::PeerOutside { is_reset: false, address: Vec::new(), peer: Vec::new() }
-    }
+    /// A Unix socket whose other end is closed, or in a process outside the seed. A child finds it closed.
+    UnixPeerOutside {
+        /// Whether the socket must still return ECONNRESET once, because its other end was closed with unread data.
+        is_reset: bool,
+        /// Local address, as getsockname(2) shows it; empty if it has none.
+        address: Vec<u8>,
+        /// Address of the other end, as getpeername(2) shows it; empty if it has none.
+        peer: Vec<u8>,
+    },
 }
 
 impl Socket {
@@ -154,7 +153,7 @@ impl Socket {
             | SocketState::ShutDown { address } => !address.is_empty(),
             SocketState::UnixPaired { through, address, .. } => !through.is_empty() || !address.is_empty(),
             SocketState::Listening { .. } | SocketState::TcpPaired { .. } | SocketState::PendingAccept { .. } => true,
-            SocketState::PeerOutside { .. } => false,
+            SocketState::PeerOutside { .. } | SocketState::UnixPeerOutside { .. } => false,
         }
     }
 
@@ -166,7 +165,10 @@ impl Socket {
             | SocketState::Listening { address, .. }
             | SocketState::UnixPaired { address, .. }
             | SocketState::PendingAccept { address, .. } => address,
-            SocketState::TcpPaired { .. } | SocketState::ShutDown { .. } | SocketState::PeerOutside { .. } => &[],
+            SocketState::TcpPaired { .. }
+            | SocketState::ShutDown { .. }
+            | SocketState::PeerOutside { .. }
+            | SocketState::UnixPeerOutside { .. } => &[],
         }
     }
 

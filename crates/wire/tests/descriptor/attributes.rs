@@ -39,7 +39,7 @@ pub(super) fn open_file_attributes() -> OpenFileAttributes {
 #[test]
 fn earlier_versions_are_decoded_without_their_lists() {
     let wanted = Descriptor { attributes: Vec::new(), open_file_attributes: Vec::new(), ..descriptor() };
-    for (version, lists) in [(28, 3), (29, 1)] {
+    for (version, lists) in [(28, 3), (29, 1), (30, 0)] {
         let mut bytes = encode(&wanted).unwrap();
         assert_eq!(bytes.split_off(bytes.len() - lists), vec![0; lists], "the last lists are empty");
         bytes[8] = version;

@@ -179,9 +179,10 @@ fn create_unpaired_socket(
 
 /// Whether the socket needs another socket of the child, or a temporary other end that has sent data.
 fn is_connection(socket: &Socket) -> bool {
-    use SocketState::{PeerOutside, PendingAccept, ShutDown, TcpPaired, UnixPaired};
+    use SocketState::{PeerOutside, PendingAccept, ShutDown, TcpPaired, UnixPaired, UnixPeerOutside};
     match socket.state {
         UnixPaired { .. } | TcpPaired { .. } | ShutDown { .. } | PendingAccept { .. } => true,
+        UnixPeerOutside { .. } => true,
         PeerOutside { .. } => socket.family == AF_UNIX || tcp_connection::is_reset_with_data(socket),
         _ => false,
     }
@@ -332,7 +333,8 @@ pub(super) fn send_unread_byte(
     fd: u32,
     socket: &Socket,
 ) -> Result<(), RestoreError> {
-    if matches!(socket.state, SocketState::PeerOutside { is_reset: true, .. }) {
+    use SocketState::{PeerOutside, UnixPeerOutside};
+    if matches!(socket.state, PeerOutside { is_reset: true } | UnixPeerOutside { is_reset: true, .. }) {
         let byte = syscall_builder.bytes_argument(&[0])?;
         syscall_builder.call_expecting(1, abi::SENDTO, &[value(fd), byte, value(1_u32), value(MSG_DONTWAIT_NOSIGNAL)]);
     }

@@ -106,7 +106,7 @@ mod tests {
             kind: SOCK_STREAM,
             protocol: 0,
             flags: 0,
-            state: SocketState::peer_outside(),
+            state: SocketState::PeerOutside { is_reset: false },
             file: None,
             options,
             received_messages: vec![SocketMessage { bytes, ..SocketMessage::default() }],

@@ -165,7 +165,9 @@ fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
         | SocketState::Disconnected { address, .. }
         | SocketState::ShutDown { address } => vec![address],
         SocketState::PendingAccept { address, through, .. } => vec![address, through],
-        SocketState::UnixPaired { .. } | SocketState::PeerOutside { .. } => Vec::new(),
+        SocketState::UnixPaired { .. } | SocketState::PeerOutside { .. } | SocketState::UnixPeerOutside { .. } => {
+            Vec::new()
+        }
     });
     let taken: HashSet<u16> = addresses.filter_map(|address| Some(parse_internet_address(address)?.port())).collect();
     (PORT_MIN..=u16::MAX).filter(move |port| !taken.contains(port))

@@ -25,7 +25,11 @@ pub(super) fn create_sockets<'a>(
 ) -> Result<Vec<DeferredPair<'a>>, RestoreError> {
     let mut deferred = Vec::new();
     for open_socket @ SocketOpenFile { index, socket } in SocketOpenFile::all(descriptor) {
-        let SocketState::PeerOutside { address, peer, .. } = &socket.state else { continue };
+        let (address, peer): (&[u8], &[u8]) = match &socket.state {
+            SocketState::UnixPeerOutside { address, peer, .. } => (address, peer),
+            SocketState::PeerOutside { .. } => (&[], &[]),
+            _ => continue,
+        };
         let listener = |name: &[u8]| unix_pair::find_listener(open_file_builder, descriptor, socket.kind, name);
         let (own_listener, peers_listener) = (listener(address), listener(peer));
         let has_listener = own_listener.is_some() || peers_listener.is_some();

@@ -329,7 +329,7 @@ impl SocketTable<'_> {
             AF_UNIX if contents.has_unnamed_peer() && contents.state != CONNECTED => {
                 Ok(SocketState::Unconnected { address: contents.bound_address(), peer: Vec::new() })
             }
-            AF_UNIX => Ok(SocketState::PeerOutside {
+            AF_UNIX => Ok(SocketState::UnixPeerOutside {
                 is_reset: contents.is_reset,
                 address: contents.bound_address(),
                 peer: contents.peer_name(),

@@ -408,7 +408,7 @@ impl SocketTable<'_> {
                 && parse_internet_address(&listener.address).is_some_and(is_it)
         };
         if !waits || !contents.is_over_loopback() || !self.0.values().any(waits_at) {
-            return Ok(SocketState::peer_outside());
+            return Ok(SocketState::PeerOutside { is_reset: false });
         }
         let (info, peer) = (contents.tcp.as_ref(), contents.peer.clone().unwrap_or_default());
         if info.is_some_and(|tcp| tcp.unsent_bytes > 0 || tcp.sent_bytes > 0) {
