@@ -3,11 +3,13 @@
 //! which has the etcd.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -15,9 +17,11 @@ use crate::harness::scratch::TestDirectory;
 use crate::harness::{BINARY, Cluster, Farfork, print_error, scratch, wait};
 use crate::test::Test;
 use crate::volumes_agree_in_etcd::run_etcdctl;
+use crate::volumes_are_replicated::write_synced;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("after_a_reboot_without_join", nodes_return).long(),
+    Test::alone("a_revoked_node_leaves_its_volumes", revoked_node_leaves).long(),
     Test::alone("the_members_are_moved_to_another_catalog", members_move).long(),
     Test::alone("a_cluster_does_not_use_the_prefix_of_another_one", shared_prefix).long(),
 ];
@@ -154,6 +158,46 @@ fn nodes_return() {
         second.manage(&["show"])["revoked"].to_string().contains("/node/m2").then_some(())
     });
     assert!(!members().contains("m2"), "a revoked node must not return to the members");
+    second.shut_down();
+    drop((first, second));
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// The other nodes refuse the connections of the revoked node. It must not take them for dead, and continue alone.
+fn revoked_node_leaves() {
+    let (cluster, scratch) = (Cluster::start_with_etcd(2), scratch::directory());
+    let mut first = CatalogNode::new("m1", &cluster, 0, &scratch);
+    let mut second = CatalogNode::new("m2", &cluster, 1, &scratch);
+    first.manage(&["init", "--name", "m1", "--catalog", &format!("etcd://{}:2379/third", cluster.ip(0))]);
+    start_both(&mut first, &mut second, &scratch);
+    first.farfork().json(&["volume", "create", "data", "--replicas", "m1,m2"]);
+    let mounted = [&first, &second].map(|node| {
+        let directory = node.directory.join("mounted");
+        fs::create_dir(&directory).expect("a scratch directory can be written");
+        node.farfork().json(&["volume", "mount", "data", directory.to_str().expect("a path of the test")]);
+        directory
+    });
+    first.manage(&["revoke", "m2"]);
+    // The revoked node writes until its client ends. No acknowledged file is only on this node.
+    let write = |number: &usize| {
+        let file = File::create(mounted[1].join(format!("file-{number}")));
+        file.and_then(|mut file| file.write_all(b"acknowledged").and_then(|()| file.sync_all())).is_ok()
+    };
+    let acknowledged = (0..).take_while(write).count();
+    wait::wait_until("the revoked node has left the chain", LIMIT, || {
+        (first.farfork().json(&["volume", "ls"])["volumes"][0]["live"] == serde_json::json!(["m1"])).then_some(())
+    });
+    for number in 0..acknowledged {
+        let contents = fs::read(mounted[0].join(format!("file-{number}"))).expect("it was acknowledged");
+        assert_eq!(contents, b"acknowledged", "file {number} of {acknowledged}");
+    }
+    write_synced(&mounted[0].join("other"), b"of the first node");
+    for directory in &mounted {
+        // The mount of the revoked node may have ended.
+        let _ = unmount(directory, UnmountFlags::DETACH);
+    }
+    first.farfork().json(&["volume", "drop", "--force", "data"]);
+    first.shut_down();
     second.shut_down();
     drop((first, second));
     assert_eq!(cluster.stop(), [""; 0]);

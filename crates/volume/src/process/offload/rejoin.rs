@@ -12,6 +12,7 @@ use farfork_cluster::catalog::{VolumeRecord, VolumeState};
 use farfork_wire::NodeName;
 
 use super::log_copier;
+use super::node::ReplicaError;
 use super::replica_watch::ReplicaWatch;
 use super::volume::{ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{LendTree, LentTree, ReadTree};
@@ -211,6 +212,9 @@ fn open_logs(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
 /// ```
 fn rejoin(volume: &Arc<ReplicatedVolume>, watch: &ReplicaWatch) -> Result<u64, RejoinError> {
     let own_name = &volume.node.name;
+    if volume.node.is_revoked() {
+        return Err(peer(ReplicaError::Revoked(own_name.clone())));
+    }
     forget_logs(volume);
     let joined_record = volume.update_catalog(|record| membership::begin_join(record, own_name)).map_err(peer)?;
     if joined_record.joining.as_ref() != Some(own_name) {

@@ -86,6 +86,7 @@ impl ReplicatedVolume {
         if silent.is_empty() {
             return Ok(SilentRemoval::NotSilent);
         }
+        self.require_trust()?;
         let own_name = &self.node.name;
         let remove = |current: &mut VolumeRecord| membership::remove_silent(current, &silent, own_name, record.epoch);
         let changed = self.update_catalog(remove)?;

@@ -211,6 +211,7 @@ impl LogSender {
         successor: &NodeName,
         silent: &[NodeName],
     ) -> Result<VolumeRecord, ReplicaError> {
+        self.volume.require_trust()?;
         self.volume.update_catalog(|current| {
             if silent.is_empty() {
                 membership::remove_member(current, successor, record.epoch)

@@ -1,6 +1,7 @@
 //! State that all volumes of a node share: the catalog, the connections to other nodes, and the table of its replicas.
 
 mod replica_directory;
+mod revocation;
 
 use std::collections::HashMap;
 use std::io;
@@ -90,6 +91,8 @@ pub(super) enum ReplicaError {
     Create { node: NodeName, volume: VolumeName, source: CreateError },
     #[error("volume {volume} on node {node}: {source}")]
     Open { node: NodeName, volume: VolumeName, source: io::Error },
+    #[error("node {0} was revoked, and serves no volume: let it join the cluster again (`farfork cluster join`)")]
+    Revoked(NodeName),
 }
 
 impl OffloadNode {
@@ -327,6 +330,7 @@ impl OffloadNode {
                 match read {
                     Ok(contents) => {
                         node.apply_catalog(&contents);
+                        node.leave_chains_if_revoked(&contents);
                         node.register_again(&contents, &address);
                         if earlier.is_some() {
                             tracing::info!("the catalog can be read again, and waiting calls continue");
