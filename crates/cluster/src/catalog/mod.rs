@@ -187,7 +187,7 @@ pub fn update_volume(
     }
 }
 
-/// The name of a volume: letters, digits, `-` and `_`.
+/// The name of a volume: letters, digits, `-` and `_`. The first is not `-`, which would begin an option.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VolumeName(String);
@@ -199,7 +199,8 @@ impl VolumeName {
     /// `InvalidName`.
     pub fn new(text: &str) -> Result<Self, CatalogError> {
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-        let is_valid = (1..=VOLUME_NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_allowed);
+        let is_valid =
+            (1..=VOLUME_NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_allowed) && !text.starts_with('-');
         if is_valid { Ok(Self(text.to_owned())) } else { Err(CatalogError::InvalidName(text.to_owned())) }
     }
 
@@ -336,6 +337,7 @@ fn record_damage(record: &VolumeRecord) -> Option<&'static str> {
             record.writer.is_some_and(|writer| usize::from(writer) >= record.clients.len()),
             "`writer` is not in `clients`",
         ),
+        (is_writer_off_chain(record), "`writer` is a client of a node that is not in `chain`, and is not fenced"),
         (
             !(LOG_BYTES_MIN..=LOG_BYTES_MAX).contains(&record.log_bytes)
                 || !record.log_bytes.is_multiple_of(LOG_PAGE_BYTES),
@@ -344,6 +346,12 @@ fn record_damage(record: &VolumeRecord) -> Option<&'static str> {
         (record.epoch > EPOCH_MAX || record.term > TERM_MAX, "`epoch` or `term` is larger than any volume reaches"),
     ];
     checks.into_iter().find_map(|(is_damaged, reason)| is_damaged.then_some(reason))
+}
+
+/// A node that leaves the chain fences its writer, because the writer's log would have no path.
+fn is_writer_off_chain(record: &VolumeRecord) -> bool {
+    let node = record.writer.and_then(|writer| record.clients.get(usize::from(writer)));
+    !record.is_writer_fenced && node.is_some_and(|node| !record.chain.contains(node))
 }
 
 /// Logs the damaged records, unless the contents that were read before have the same.
@@ -410,8 +418,8 @@ pub enum CatalogError {
     },
     /// Another cluster has reserved the catalog.
     #[error(
-        "it belongs to another cluster ({theirs}): choose another key prefix, or another file; if that cluster is gone, delete the key \
-         `cluster` of the prefix, and restart the daemons"
+        "the catalog belongs to another cluster ({theirs}): choose another key prefix, or another file; if that cluster is gone, delete \
+         the key `PREFIX/cluster`"
     )]
     OtherCluster {
         /// The identity of that cluster.
@@ -424,6 +432,8 @@ pub enum CatalogError {
     #[error("another node has changed volume {0}")]
     Conflict(VolumeName),
     /// The name is empty, too long, or has an invalid character.
-    #[error("{0:?} is not a valid volume name: use 1 to {VOLUME_NAME_BYTES_MAX} letters, digits, - and _")]
+    #[error(
+        "{0:?} is not a valid volume name: use 1 to {VOLUME_NAME_BYTES_MAX} letters, digits, - and _, and no - first"
+    )]
     InvalidName(String),
 }

@@ -135,6 +135,7 @@ pub(super) async fn replace(
     let (name, object) = parse_volume(&request.name)?;
     let [old, new] = [&request.old_node, &request.new_node].map(|name| parse_node(&object, name));
     let replacement = ReplicaReplacement { name, old: old?, new: new? };
+    require_members(node, &object, std::slice::from_ref(&replacement.new)).await?;
     call_offload(node, move |offload| {
         offload.wait_for_nodes(&object, std::slice::from_ref(&replacement.new))?;
         let remaining_files = remove_files(offload, &object, &ControlRequest::Replace(replacement))?;

@@ -19,11 +19,13 @@ use crate::output::{print_json, print_line};
 const RATE_INTERVAL: Duration = Duration::from_millis(500);
 /// The state of a volume while the catalog cannot be read.
 const WITHOUT_CATALOG: &str = "\
-The tables are what this node knows. The writer continues to write and sync files that are open. Other writers wait, no
-node leaves the volume, and open(2) waits and then fails with EIO. All continues when the catalog answers.";
+The tables are what this node knows. The writer continues to write and sync files that are open, unless another node was
+about to become the writer. Other writers wait, no node leaves the volume, and open(2) waits and then fails with EIO. All
+continues when the catalog answers.";
 /// The state of a volume while the catalog can only be read.
 const WITHOUT_CHANGES: &str = "\
-The writer continues to write and sync files that are open. Other writers wait, and no node leaves the volume.";
+The writer continues to write and sync files that are open, unless another node was about to become the writer. Other
+writers wait, and no node leaves the volume.";
 
 /// Show a volume, its replicas, and how far each log is replicated and published.
 ///

@@ -12,8 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{
-    AlarmAction, AlarmMember, AlarmType, Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse,
-    TxnResponse,
+    AlarmAction, AlarmType, Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
 use farfork_wire::NodeName;
 use serde::de::DeserializeOwned;
@@ -242,9 +241,7 @@ impl Catalog for EtcdCatalog {
         });
         // A later etcd may want other permissions for this request.
         let reply = reply.inspect_err(|error| tracing::debug!(%error, "the alarms of etcd are not known")).ok()?.reply;
-        let revision = reply.header().map_or(0, etcd_client::ResponseHeader::revision);
-        let describe = |alarm: &AlarmMember| self.connection.describe_alarm(alarm, revision);
-        reply.alarms().iter().find_map(describe)
+        reply.alarms().iter().find_map(|alarm| self.connection.describe_alarm(alarm))
     }
 
     fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError> {
