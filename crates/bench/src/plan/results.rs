@@ -111,7 +111,8 @@ impl RunResults {
         is_shown: bool,
     ) -> Result<(), PlanError> {
         if line.stream == OutputStream::Stdout {
-            stdout.write_all(&[&line.bytes[..], b"\n"].concat()).map_err(file_error(&self.directory))?;
+            let end: &[u8] = if line.has_newline { b"\n" } else { b"" };
+            stdout.write_all(&[&line.bytes[..], end].concat()).map_err(file_error(&self.directory))?;
         }
         if is_shown {
             self.log(machine, step, &line.bytes)?;

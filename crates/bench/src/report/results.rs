@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use farfork_terminal::output;
 use serde_json::Value;
 
 use super::error::ReportError;
@@ -35,8 +36,10 @@ impl ResultDirectory {
         for (name, path) in list_documents(directory)? {
             if name == SUITE_FILE {
                 results.suite = Some(parse(&path, read_document(&path)?)?);
+            } else if let Some(section) = read_section(&path)? {
+                results.sections.push(NamedSection { section, name });
             } else {
-                results.sections.push(NamedSection { section: read_section(&path)?, name });
+                output::print_note(format_args!("{}: its run has failed, and is not in the report", path.display()));
             }
         }
         let has_failures = results.suite.as_ref().is_some_and(|suite| suite.has_failures());
@@ -89,15 +92,19 @@ fn read_document(path: &Path) -> Result<Value, ReportError> {
     serde_json::from_str(&text).map_err(|cause| ReportError::Damaged { path: path.to_owned(), cause })
 }
 
-fn read_section(path: &Path) -> Result<ReportSection, ReportError> {
+/// Reads the section of a document; `None` if the document is the error of a run.
+fn read_section(path: &Path) -> Result<Option<ReportSection>, ReportError> {
     let mut document = read_document(path)?;
     let section = document.get_mut("section").map(Value::take);
+    if section.is_none() && document["error"].is_string() {
+        return Ok(None);
+    }
     let section = section.ok_or_else(|| ReportError::Foreign { path: path.to_owned() })?;
     match section["version"].as_u64() {
         Some(version) if version != u64::from(SECTION_VERSION) => {
             Err(ReportError::Version { path: path.to_owned(), version })
         }
-        _ => parse(path, section).and_then(|section| check_rows(path, section)),
+        _ => parse(path, section).and_then(|section| check_rows(path, section)).map(Some),
     }
 }
 
@@ -144,6 +151,18 @@ mod tests {
             assert!(error.to_string().contains(cause) && !error.next_step().is_empty(), "{error}");
         }
         assert!(matches!(ResultDirectory::read("/nonexistent".as_ref()), Err(ReportError::Directory { .. })));
+    }
+
+    #[test]
+    fn a_run_that_has_failed_is_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("fork-2.json"), "{\"error\": \"a host is down\"}").unwrap();
+        assert!(matches!(ResultDirectory::read(directory.path()), Err(ReportError::NoResults { .. })));
+        let section = ReportSection::new("fork", "Fork", "How long?");
+        let document = serde_json::json!({ "section": section }).to_string();
+        fs::write(directory.path().join("fork-1.json"), document).unwrap();
+        let results = ResultDirectory::read(directory.path()).unwrap();
+        assert!(results.find("fork-1").is_some() && results.sections.len() == 1);
     }
 
     #[test]

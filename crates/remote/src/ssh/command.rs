@@ -61,6 +61,8 @@ pub struct OutputLine {
     pub stream: OutputStream,
     /// Its bytes; at most 64 KiB of a longer line.
     pub bytes: Vec<u8>,
+    /// Whether a newline followed: not after a part of a longer line, nor at an end without one.
+    pub has_newline: bool,
 }
 
 /// A stream of a program.
@@ -303,7 +305,13 @@ impl Drop for RunningCommand {
 fn ssh_cause(messages: &[u8]) -> String {
     let text = String::from_utf8_lossy(messages);
     let lines = text.lines().filter(|line| !line.starts_with(NO_CONNECTION_MESSAGE));
-    one_line(lines.collect::<Vec<_>>().join("\n").as_bytes())
+    let cause = one_line(lines.collect::<Vec<_>>().join("\n").as_bytes());
+    if !cause.contains("Session open refused") {
+        return cause;
+    }
+    format!(
+        "{cause}; the limit is `MaxSessions` of sshd_config(5): raise it on the host, or run fewer steps there at once"
+    )
 }
 
 /// Writes to the runner at intervals, so that it detects a dead connection.
@@ -326,8 +334,8 @@ async fn forward_lines(mut reader: impl AsyncBufRead + Unpin, stream: OutputStre
         if !matches!(limited.read_until(b'\n', &mut bytes).await, Ok(1..)) {
             return;
         }
-        bytes.pop_if(|last| *last == b'\n');
-        if lines.send(OutputLine { stream, bytes }).await.is_err() {
+        let has_newline = bytes.pop_if(|last| *last == b'\n').is_some();
+        if lines.send(OutputLine { stream, bytes, has_newline }).await.is_err() {
             return;
         }
     }
@@ -343,10 +351,12 @@ mod tests {
         let long = vec![b'x'; LINE_BYTES_MAX + 1];
         let text = [b"a\n\n", &long[..], b"\nlast"].concat();
         forward_lines(&text[..], OutputStream::Stdout, sender).await;
-        let mut lengths = Vec::new();
+        let (mut lengths, mut newlines) = (Vec::new(), Vec::new());
         while let Some(line) = lines.recv().await {
             lengths.push(line.bytes.len());
+            newlines.push(line.has_newline);
         }
         assert_eq!(lengths, [1, 0, LINE_BYTES_MAX, 1, 4]);
+        assert_eq!(newlines, [true, true, false, true, false]);
     }
 }

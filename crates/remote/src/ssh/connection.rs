@@ -91,7 +91,10 @@ impl RemoteHost {
         let messages = tokio::spawn(read_messages(master.stderr.take().expect("it is piped")));
         let answer = read_connected_line(master.stdout.take().expect("it is piped"));
         match timeout(limit, answer).await {
-            Ok(Some(address)) => Ok(Self { host: host.clone(), address, control, master, input }),
+            Ok(Some(ConnectedLine { text_before, .. })) if !text_before.is_empty() => {
+                Err(RemoteError::ShellOutput { host: host.name.to_string(), text: text_before })
+            }
+            Ok(Some(ConnectedLine { address, .. })) => Ok(Self { host: host.clone(), address, control, master, input }),
             Ok(None) => {
                 let detail = timeout(MESSAGES_LIMIT, messages).await.ok().and_then(Result::ok).unwrap_or_default();
                 Err(connect_error(host, detail))
@@ -201,15 +204,31 @@ impl RemoteHost {
     }
 }
 
-/// Reads lines until the master's command has printed its line. Returns the address of the host in it.
-async fn read_connected_line(output: impl AsyncRead + Unpin) -> Option<IpAddr> {
+/// The line of the master's command.
+#[derive(Debug, PartialEq, Eq)]
+struct ConnectedLine {
+    /// The address of the host.
+    address: IpAddr,
+    /// What the shell of the user has printed before, joined.
+    text_before: String,
+}
+
+/// Reads lines until the master's command has printed its line.
+async fn read_connected_line(output: impl AsyncRead + Unpin) -> Option<ConnectedLine> {
     let mut lines = BufReader::new(output.take(1 << 20)).lines();
+    let mut before = Vec::new();
     while let Ok(Some(line)) = lines.next_line().await {
-        let mut words = line.split_whitespace();
-        if words.next() == Some(CONNECTED_WORD) {
+        // The text before may not end with a newline.
+        let (text, connected) = match line.find(CONNECTED_WORD) {
+            Some(at) => (&line[..at], Some(&line[at..])),
+            None => (&*line, None),
+        };
+        before.extend_from_slice(text.as_bytes());
+        before.push(b'\n');
+        if let Some(connected) = connected {
             // Address and port of the client, then those of the server.
-            let address = words.nth(2)?.parse::<IpAddr>().ok()?;
-            return Some(address.to_canonical());
+            let address = connected.split_whitespace().nth(3)?.parse::<IpAddr>().ok()?;
+            return Some(ConnectedLine { address: address.to_canonical(), text_before: one_line(&before) });
         }
     }
     None
@@ -242,4 +261,23 @@ fn connect_error(host: &InventoryHost, detail: String) -> RemoteError {
     }
     let detail = if detail.is_empty() { "ssh gave no reason".to_owned() } else { detail };
     RemoteError::Unreachable { host: name, address, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn text_of_the_shell_is_found_before_the_line_of_the_master() {
+        let read = |text: &'static str| read_connected_line(text.as_bytes());
+        let address = "10.0.0.1".parse().unwrap();
+        let connected = |text: &str| Some(ConnectedLine { address, text_before: text.to_owned() });
+        assert_eq!(read("farfork-connected 10.0.0.9 1 10.0.0.1 22\n").await, connected(""));
+        assert_eq!(read("Welcome\nfarfork-connected 10.0.0.9 1 10.0.0.1 22\n").await, connected("Welcome"));
+        assert_eq!(
+            read("a\nno newlinefarfork-connected 10.0.0.9 1 ::ffff:10.0.0.1 22\n").await,
+            connected("a; no newline")
+        );
+        assert_eq!(read("farfork-connected\n").await, None);
+    }
 }

@@ -17,7 +17,17 @@ then echo same
 else echo different
 fi"#;
 
-/// Replaces file $1 by the standard input, which has the digest $2, with the mode $3. A connection that ends early must not
+/// Moves $1 to $2. Before, writes the marker $3, if it is set, with the number and the birth of the inode of $1, and the text $4:
+/// there is no moment at which the copy has no marker. Follows no link that another user has made in place of the marker.
+const PLACE_FUNCTION: &str = r#"
+place() {
+    if [ -n "$3" ]; then
+        rm -f -- "$3" && (umask 077 && set -C && printf '%s\n%s\n' "$(stat -c '%i %W' -- "$1")" "$4" >"$3") || return 1
+    fi
+    mv -f -T -- "$1" "$2"
+}"#;
+
+/// Replaces file $1 by the standard input, which has the digest $2, with the mode $3 and the marker $4 $5. A connection that ends early must not
 /// leave a part of the file, nor end the shell by SIGPIPE before its trap. Directories above it are for all users, as programs
 /// of other users need them, but only their owner can write them.
 const REPLACE_SCRIPT: &str = r#"
@@ -28,14 +38,14 @@ part=$(mktemp -- "$1.XXXXXX") || exit 1
 trap 'rm -f -- "$part"' EXIT
 cat >"$part" || exit 1
 [ "$(sha256sum <"$part")" = "$2  -" ] || { echo 'the transfer was cut' >&2; exit 1; }
-chmod "$3" "$part" && mv -f -T -- "$part" "$1""#;
+chmod "$3" "$part" && place "$part" "$1" "$4" "$5""#;
 
 /// Prints the digest of the archive of directory $1, which does not depend on the owners.
 const DIGEST_DIRECTORY_SCRIPT: &str = r#"
 [ -d "$1" ] && [ ! -L "$1" ] && tar --sort=name --owner=0 --group=0 --numeric-owner -C "$1" -cf - . 2>/dev/null | sha256sum"#;
 
-/// Replaces directory $1 by the archive in the standard input, whose digest is $2. A connection that ends early must not
-/// leave a part of it. The directories above it are as in [`REPLACE_SCRIPT`].
+/// Replaces directory $1 by the archive in the standard input, whose digest is $2, with the marker $3 $4. A connection that ends
+/// early must not leave a part of it. The directories above it are as in [`REPLACE_SCRIPT`].
 const UNPACK_SCRIPT: &str = r#"
 trap '' PIPE
 umask g-w,o-w && mkdir -p -- "$(dirname -- "$1")" || exit 1
@@ -45,10 +55,17 @@ trap 'rm -rf -- "$part"' EXIT
 tar --numeric-owner -C "$part" -xpf - || exit 1
 [ "$(tar --sort=name --owner=0 --group=0 --numeric-owner -C "$part" -cf - . | sha256sum)" = "$2  -" ] ||
     { echo 'the transfer was cut' >&2; exit 1; }
-rm -rf -- "$1" && mv -T -- "$part" "$1""#;
+rm -rf -- "$1" && place "$part" "$1" "$3" "$4""#;
 
 /// Buffer for digests, in bytes.
 const BUFFER_BYTES: usize = 1 << 20;
+
+/// The marker of a copy: a file of the host, and a line about the coordinator.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct CopyMarker<'a> {
+    pub(super) path: &'a str,
+    pub(super) owner: &'a str,
+}
 
 /// Whether a copy changed the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,13 +83,24 @@ impl RemoteHost {
     /// # Errors
     /// The local file cannot be read, or the remote one cannot be written.
     pub async fn copy_file(&self, local: &Path, path: &str, mode: u32) -> Result<CopyOutcome, RemoteError> {
+        self.copy_marked_file(local, path, mode, CopyMarker::default()).await
+    }
+
+    /// As [`Self::copy_file`], with a marker.
+    pub(super) async fn copy_marked_file(
+        &self,
+        local: &Path,
+        path: &str,
+        mode: u32,
+        marker: CopyMarker<'_>,
+    ) -> Result<CopyOutcome, RemoteError> {
         let (digest, mode) = (sha256_of(local).await?, format!("{mode:o}"));
-        let arguments = [path, &digest, &mode];
-        if self.is_same_file(&arguments).await? {
+        if self.is_same_file(&[path, &digest, &mode]).await? {
             return Ok(CopyOutcome::Unchanged);
         }
         let input = File::open(local).map_err(|cause| local_error(local, cause))?;
-        self.replace(path, REPLACE_SCRIPT, &arguments, input.into()).await
+        let arguments = [path, &digest, &mode, marker.path, marker.owner];
+        self.replace(path, &format!("{PLACE_FUNCTION}{REPLACE_SCRIPT}"), &arguments, input.into()).await
     }
 
     /// Runs a script that replaces the object at `path` by the standard input.
@@ -111,6 +139,16 @@ impl RemoteHost {
     /// # Errors
     /// The local directory cannot be read, or the remote one cannot be written. One of the machines lacks GNU tar.
     pub async fn copy_directory(&self, local: &Path, path: &str) -> Result<CopyOutcome, RemoteError> {
+        self.copy_marked_directory(local, path, CopyMarker::default()).await
+    }
+
+    /// As [`Self::copy_directory`], with a marker.
+    pub(super) async fn copy_marked_directory(
+        &self,
+        local: &Path,
+        path: &str,
+        marker: CopyMarker<'_>,
+    ) -> Result<CopyOutcome, RemoteError> {
         let digest = sha256_of_directory(local).await?;
         let compared = self.script(DIGEST_DIRECTORY_SCRIPT, &[path], b"").await?;
         if compared.stdout.split_whitespace().next() == Some(&digest) {
@@ -120,7 +158,9 @@ impl RemoteHost {
         let mut archive = archive_command(local).stdout(Stdio::piped()).spawn().map_err(failed)?;
         let input = archive.stdout.take().expect("it is piped");
         // Afterwards, this process no longer has the pipe, so tar does not wait for a reader.
-        let replaced = self.replace(path, UNPACK_SCRIPT, &[path, &digest], input.into()).await;
+        let (script, arguments) =
+            (format!("{PLACE_FUNCTION}{UNPACK_SCRIPT}"), [path, &digest, marker.path, marker.owner]);
+        let replaced = self.replace(path, &script, &arguments, input.into()).await;
         archive.wait().map_err(failed)?;
         replaced
     }

@@ -58,6 +58,17 @@ pub enum RemoteError {
         /// The messages of ssh.
         detail: String,
     },
+    /// The shell of the user prints text before each command, which would be taken for output of the command.
+    #[error(
+        "host {host}: the start-up files of the user's shell print {text:?} before each command; let them print only if the shell is \
+         interactive"
+    )]
+    ShellOutput {
+        /// The host.
+        host: String,
+        /// The text.
+        text: String,
+    },
     /// The host did not run a command in time.
     #[error(
         "host {host}: {address} did not run a command within {} s (`connect_timeout_s` of the inventory); check that it is up, \
@@ -135,7 +146,8 @@ fn key_text(address: &str, is_changed: bool, detail: &str) -> String {
 /// if it lacks one of them, as for a revoked key.
 fn changed_key_text(address: &str, detail: &str) -> String {
     let messages = || detail.split("; ");
-    let fingerprint = messages().find(|message| message.starts_with("SHA256:"));
+    let fingerprint =
+        messages().find_map(|message| message.starts_with("SHA256:").then(|| message.trim_end_matches('.')));
     let place = messages().find_map(|message| message.strip_prefix("Offending ")?.split_once(" key in "));
     match (fingerprint, place) {
         (Some(fingerprint), Some((_, place))) => format!(

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use super::connection::RemoteHost;
-use super::copy::{CopyOutcome, local_error};
+use super::copy::{CopyMarker, local_error};
 use super::error::RemoteError;
 
 /// The functions of the scripts below. $1 is the copy, $2 its marker. The first line of the marker has the number and the birth
@@ -18,9 +18,6 @@ is_own() { [ -f "$2" ] && [ -O "$2" ] && [ "$(head -n 1 -- "$2")" = "$(inode "$1
 
 /// Fails with [`STATUS_FOREIGN`] if the path has an object without a marker.
 const CHECK_SCRIPT: &str = r#"! exists "$1" || is_own "$1" "$2" || exit 3"#;
-
-/// Writes the marker, with the text $3. Follows no link that another user has made in its place.
-const MARK_SCRIPT: &str = r#"umask 077 && rm -f -- "$2" && set -C && printf '%s\n%s\n' "$(inode "$1")" "$3" >"$2""#;
 
 /// Removes the copy and its marker.
 const REMOVE_SCRIPT: &str = r#"rm -rf -- "$1" && rm -f -- "$2""#;
@@ -40,13 +37,11 @@ impl RemoteHost {
     pub async fn sync(&self, local: &Path, path: &str, owner: &str) -> Result<(), RemoteError> {
         let metadata = fs::metadata(local).map_err(|cause| local_error(local, cause))?;
         self.require_own(path).await?;
-        let copied = match metadata.is_dir() {
-            true => self.copy_directory(local, path).await?,
-            false => self.copy_file(local, path, metadata.permissions().mode() & 0o7777).await?,
+        let marker = CopyMarker { path: &marker_path(path), owner };
+        match metadata.is_dir() {
+            true => self.copy_marked_directory(local, path, marker).await?,
+            false => self.copy_marked_file(local, path, metadata.permissions().mode() & 0o7777, marker).await?,
         };
-        if copied == CopyOutcome::Copied {
-            self.sync_script("mark", MARK_SCRIPT, path, owner).await?;
-        }
         Ok(())
     }
 
@@ -56,7 +51,8 @@ impl RemoteHost {
     /// [`RemoteError::Foreign`]: the path has an object of others. The object cannot be removed.
     pub async fn remove_synced(&self, path: &str) -> Result<(), RemoteError> {
         self.require_own(path).await?;
-        self.sync_script("remove", REMOVE_SCRIPT, path, "").await
+        let script = format!("{FUNCTIONS}{REMOVE_SCRIPT}");
+        self.require_script(&format!("remove {path}"), &script, &[path, &marker_path(path)], b"").await.map(drop)
     }
 
     async fn require_own(&self, path: &str) -> Result<(), RemoteError> {
@@ -65,11 +61,6 @@ impl RemoteHost {
             STATUS_FOREIGN => Err(RemoteError::Foreign { host: self.name().to_owned(), path: path.to_owned() }),
             status => self.require_success(&format!("check {path}"), status, checked.stderr.as_bytes()),
         }
-    }
-
-    async fn sync_script(&self, verb: &str, script: &str, path: &str, owner: &str) -> Result<(), RemoteError> {
-        let (action, script) = (format!("{verb} {path}"), format!("{FUNCTIONS}{script}"));
-        self.require_script(&action, &script, &[path, &marker_path(path), owner], b"").await.map(drop)
     }
 }
 
