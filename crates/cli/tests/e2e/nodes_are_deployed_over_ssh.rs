@@ -112,6 +112,10 @@ fn nodes_are_installed_and_removed() {
     let inventory = hosts.write_inventory("", "");
     let refused = undeploy(&hosts, &inventory, &["--hosts", "n1"]);
     refused.require_failure(1, &["host n1 holds the authority of the cluster, which still has the nodes n2"]);
+    let down = "[[hosts]]\nname = \"n9\"\naddress = \"127.0.0.1\"\nport = 1\n";
+    let refused = undeploy(&hosts, &hosts.write_inventory("", down), &["--hosts", "n1,n9"]);
+    refused.require_failure(1, &["host n1 holds the authority of the cluster, and n9 failed", "--exclude"]);
+    let inventory = hosts.write_inventory("", "");
     // The daemon is killed: its pager and its files stay.
     hosts.run_on(1, &["sh", "-c", "kill -9 $(pgrep -x -o farfork)"]);
     assert_eq!(outcomes(&undeploy(&hosts, &inventory, &["--json"])).len(), 2);

@@ -19,8 +19,8 @@ use crate::GlobalArgs;
 /// because other nodes of the host use it, too.
 ///
 /// Refuses a host with a mounted volume, or with replicas of volumes unless --remove-volumes is set. Refuses the host that
-/// holds the authority while the cluster has other nodes than those to remove: without the keys there, no node can join or
-/// renew its certificate.
+/// holds the authority while the cluster has other live nodes, or a selected host that failed: without the keys there, no node
+/// can join or renew its certificate.
 ///
 /// Refuses a host whose node has another name or cluster than the inventory says.
 ///
@@ -58,14 +58,16 @@ impl UndeployCluster {
         // The authority is last: until then, the others can still renew their certificates.
         let last: Vec<_> = hosts.extract_if(.., |host| host.is_authority).collect();
         outcomes.extend(join_all(hosts.into_iter().map(|host| self.remove(host, None))).await);
-        let removed: Vec<String> =
-            outcomes.iter().filter(|outcome| !outcome.has_failed()).map(|outcome| outcome.host.clone()).collect();
-        outcomes.extend(join_all(last.into_iter().map(|host| self.remove(host, Some(&removed)))).await);
+        let (failed, removed) = outcomes.iter().partition::<Vec<_>, _>(|outcome| outcome.has_failed());
+        let [failed, removed] =
+            [failed, removed].map(|outcomes| outcomes.iter().map(|outcome| outcome.host.clone()).collect());
+        let others = OtherHosts { removed, failed };
+        outcomes.extend(join_all(last.into_iter().map(|host| self.remove(host, Some(&others)))).await);
         Ok(if outcome::report(&outcomes, global.json) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// Removes the node of a host. `removed_before` is set for the host with the authority.
-    async fn remove(&self, mut host: HostDeployment, removed_before: Option<&[String]>) -> HostOutcome {
+    /// Removes the node of a host. `others` is set for the host with the authority.
+    async fn remove(&self, mut host: HostDeployment, others: Option<&OtherHosts>) -> HostOutcome {
         let name = host.remote.name().to_owned();
         let result = async {
             if !host.has_installation().await? {
@@ -73,8 +75,8 @@ impl UndeployCluster {
             }
             host.prepare().await?;
             checks::require_own_node(&host)?;
-            match removed_before {
-                Some(removed) => refuse_remaining_members(&host, removed).await?,
+            match others {
+                Some(others) => refuse_remaining_members(&host, others).await?,
                 None => refuse_other_authority(&host)?,
             }
             Ok(host.remove(self.remove_volumes).await?.removed)
@@ -105,13 +107,30 @@ fn refuse_other_authority(host: &HostDeployment) -> anyhow::Result<()> {
     }
 }
 
-/// Refuses to remove the authority while its cluster has other live nodes.
-async fn refuse_remaining_members(host: &HostDeployment, removed: &[String]) -> anyhow::Result<()> {
+/// The selected hosts without the authority.
+struct OtherHosts {
+    removed: Vec<String>,
+    failed: Vec<String>,
+}
+
+/// Refuses to remove the authority while its cluster has other live nodes, or a selected host that was not removed.
+async fn refuse_remaining_members(host: &HostDeployment, others: &OtherHosts) -> anyhow::Result<()> {
+    let OtherHosts { removed, failed } = others;
     let holds_authority = host.report.identity.as_ref().is_some_and(|identity| identity.holds_authority);
-    if !holds_authority || host.report.daemon.is_none() {
+    if !holds_authority {
         return Ok(());
     }
     let own_name = host.remote.name();
+    if !failed.is_empty() {
+        bail!(
+            "host {own_name} holds the authority of the cluster, and {} failed; repeat the command, or leave failed hosts out with \
+             --exclude",
+            failed.join(", ")
+        );
+    }
+    if host.report.daemon.is_none() {
+        return Ok(());
+    }
     let nodes = host.nodes().await?.into_iter().filter(|(_, state)| state != "unreachable").map(|(name, _)| name);
     let remaining: Vec<String> = nodes.filter(|name| name != own_name && !removed.contains(name)).collect();
     if !remaining.is_empty() {
