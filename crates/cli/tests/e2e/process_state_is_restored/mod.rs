@@ -321,8 +321,7 @@ impl Subject {
     /// Lets the parent check its state. Requires that it finds the state unchanged.
     fn check(mut self) {
         fs::write(&self.told, "").expect("a scratch directory can be written");
-        let status = self.parent.wait_end();
-        let words = self.parent.last_line();
+        let (status, words) = (self.parent.wait_end(), self.parent.last_line());
         assert!(status.success() && words == "PASS", "the parent: {status}, {words}");
     }
 }
