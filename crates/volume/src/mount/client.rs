@@ -30,7 +30,8 @@ pub struct MountOptions {
     pub read_passthrough: bool,
     /// Whether files are opened for reading without the latest changes while the catalog cannot be read.
     pub stale_reads: bool,
-    /// A call that opens a file fails with EIO if the catalog cannot be read for this time.
+    /// A call that opens a file, or that needs the write permission to change a directory, fails with EIO if the catalog cannot
+    /// be read for this time.
     pub catalog_wait: Duration,
 }
 

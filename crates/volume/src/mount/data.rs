@@ -133,6 +133,12 @@ impl VolumeClient {
     }
 }
 
+/// Number of bytes that pages of a mapping change. Bytes after the end of the file are not part of the mapping. The kernel
+/// writes them if it does not know yet that another client has cut the file.
+pub(super) fn mapped_bytes(offset: u64, bytes: u32, size: u64) -> u32 {
+    size.saturating_sub(offset).min(bytes.into()) as u32
+}
+
 fn part<'a>(buffer: &'a mut [u8], offset: u64, range: &Range<u64>) -> &'a mut [u8] {
     &mut buffer[(range.start - offset) as usize..(range.end - offset) as usize]
 }

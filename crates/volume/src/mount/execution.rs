@@ -2,7 +2,7 @@
 //!
 //! An operation waits in a queue while another client writes, the log is full, or it is not known whether the replicas have
 //! space. No thread waits, so lookups, reads and statfs(2) continue. The event that ends the wait executes the queue in
-//! order.
+//! order. While the catalog cannot be read, no client becomes the writer, and calls with a path end after a limit.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,6 +16,7 @@ use super::interrupts::RequestIdentity;
 use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
 use super::space::SpaceDecision;
+use super::write_permission::boot_time;
 use crate::chain::TreeSpace;
 use crate::log::{LogPoint, RingError};
 use crate::record::RecordEffect;
@@ -57,8 +58,31 @@ struct UnansweredOperation<A> {
     data: Vec<u8>,
 }
 
+/// How long an operation waits for the write permission while the catalog cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CatalogWait {
+    /// For `MountOptions::catalog_wait`. The kernel has locked the directory meanwhile, so other calls wait, too.
+    Limited,
+    /// Until the catalog can be read: the program has the file open, and takes a failed write(2) for lost data.
+    Unlimited,
+}
+
 /// Executes an operation that waits, or refuses it with an error. Returns none if the operation must continue to wait.
-type WaitingOperation = Box<dyn FnMut(&VolumeClient, &mut ClientState, Option<Errno>) -> Option<DeferredAnswer> + Send>;
+type ExecutionStep = Box<dyn FnMut(&VolumeClient, &mut ClientState, Option<Errno>) -> Option<DeferredAnswer> + Send>;
+
+struct WaitingOperation {
+    /// The time of the call.
+    since: Duration,
+    catalog_wait: CatalogWait,
+    step: ExecutionStep,
+}
+
+impl WaitingOperation {
+    /// Whether the operation has waited for `limit`.
+    fn is_overdue(&self, now: Duration, limit: Duration) -> bool {
+        self.catalog_wait == CatalogWait::Limited && self.since + limit <= now
+    }
+}
 
 /// Operations that wait, in the order of their arrival.
 #[derive(Default)]
@@ -73,10 +97,11 @@ impl fmt::Debug for WaitingOperations {
 impl VolumeClient {
     /// Plans an operation, logs it, applies it to the view, and calls `answer`. An operation that must wait is planned again
     /// when it is executed. If its program is killed first, it is not executed. `request` is none for an operation that no
-    /// program waits for.
+    /// program waits for. `answer` gets EIO if the catalog cannot be read for longer than `catalog_wait` permits.
     pub(super) fn execute<T: Send + 'static>(
         &self,
         request: Option<RequestIdentity>,
+        catalog_wait: CatalogWait,
         data: &[u8],
         plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno> + Send + 'static,
         answer: impl FnOnce(Result<T, Errno>) + Send + 'static,
@@ -101,7 +126,7 @@ impl VolumeClient {
         let operation = UnansweredOperation { answer, data: data.to_vec() };
         let mut call =
             Some(self.interrupts.register(request, operation, |operation| (operation.answer)(Err(Errno::INTR))));
-        state.waiting.0.push_back(Box::new(move |client, state, refusal| {
+        let step: ExecutionStep = Box::new(move |client, state, refusal| {
             let mut unanswered = call.as_ref()?.lock();
             let Some(operation) = &mut *unanswered else { return Some(Box::new(|| {})) };
             let ExecutedOperation { result, answer_when_published } = match refusal {
@@ -119,7 +144,8 @@ impl VolumeClient {
             let Some(end) = answer_when_published else { return Some(answer) };
             state.published_answers.add(end, answer);
             Some(Box::new(|| {}))
-        }));
+        });
+        state.waiting.0.push_back(WaitingOperation { since: boot_time(), catalog_wait, step });
         state.permission.request(&*self.link);
         if state.permission.term().is_some() {
             self.request_space_check(&mut state);
@@ -137,14 +163,15 @@ impl VolumeClient {
         }
     }
 
-    /// Executes an operation without data and without a result.
+    /// Executes an operation with a path, without data and without a result.
     pub(super) fn change(
         &self,
         request: Option<RequestIdentity>,
         plan: impl Fn(&VolumeNamespace) -> Result<Vec<RecordEffect>, Errno> + Send + 'static,
         answer: impl FnOnce(Result<(), Errno>) + Send + 'static,
     ) {
-        self.execute(request, &[], move |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())), answer);
+        let plan = move |namespace: &VolumeNamespace| Ok(PlannedOperation::new(plan(namespace)?, ()));
+        self.execute(request, CatalogWait::Limited, &[], plan, answer);
     }
 
     /// Executes an operation. Returns none if it must wait: the log is full, or it is not known whether the replicas have
@@ -198,7 +225,7 @@ impl VolumeClient {
         while state.permission.term().is_some()
             && let Some(mut operation) = state.waiting.0.pop_front()
         {
-            let Some(answer) = operation(self, &mut state, None) else {
+            let Some(answer) = (operation.step)(self, &mut state, None) else {
                 state.waiting.0.push_front(operation);
                 break;
             };
@@ -215,10 +242,23 @@ impl VolumeClient {
     /// Refuses all waiting operations with ENOSPC. Called when this client does not become the writer, because the disk of a
     /// replica is full.
     pub fn refuse_waiting(&self) {
+        self.refuse_operations(Errno::NOSPC, |_| true);
+    }
+
+    /// Handles an attempt to make this client the writer that has failed because the catalog cannot be read. Refuses the
+    /// operations that have waited for their limit with EIO. Attempts continue.
+    pub fn delay_grant(&self) {
+        let (now, limit) = (boot_time(), self.options.catalog_wait);
+        self.refuse_operations(Errno::IO, |operation| operation.is_overdue(now, limit));
+    }
+
+    fn refuse_operations(&self, error: Errno, is_refused: impl Fn(&WaitingOperation) -> bool) {
         let mut state = self.lock();
         let waiting = std::mem::take(&mut state.waiting.0);
-        let answers: Vec<_> =
-            waiting.into_iter().filter_map(|mut operation| operation(self, &mut state, Some(Errno::NOSPC))).collect();
+        let (refused, waiting): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(is_refused);
+        state.waiting.0 = waiting;
+        let refuse = |mut operation: WaitingOperation| (operation.step)(self, &mut state, Some(error));
+        let answers: Vec<_> = refused.into_iter().filter_map(refuse).collect();
         drop(state);
         answers.into_iter().for_each(|answer| answer());
     }

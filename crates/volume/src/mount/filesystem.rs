@@ -22,7 +22,7 @@ use super::conversion::{
     caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time, space_request,
 };
 use super::data::SeekTarget;
-use super::execution::PlannedOperation;
+use super::execution::{CatalogWait, PlannedOperation};
 use super::interrupts::RequestIdentity;
 use super::open_modes::{bypasses_cache, is_appending, only_reads};
 use super::operations::{WritePlace, WriteRequest, WriteSource};
@@ -425,7 +425,8 @@ impl Filesystem for VolumeFilesystem {
             let loses_bits = loss.apply_to(attributes.mode) != attributes.mode;
             Ok(PlannedOperation { allocated_bytes, ..PlannedOperation::new(effects, loses_bits) })
         };
-        self.client.execute(Some(RequestIdentity::of(request)), &[], plan, move |allocated| {
+        let request = RequestIdentity::of(request);
+        self.client.execute(Some(request), CatalogWait::Unlimited, &[], plan, move |allocated| {
             if allocated == Ok(true) {
                 client.invalidate_attributes(inode);
             }

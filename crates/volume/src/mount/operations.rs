@@ -12,7 +12,8 @@ use super::answer::{CachedAttributes, answer_empty, answer_entry, answer_write};
 use super::calling_thread::CallingThread;
 use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, error_of, name_of, number_of};
-use super::execution::PlannedOperation;
+use super::data::mapped_bytes;
+use super::execution::{CatalogWait, PlannedOperation};
 use super::filesystem::VolumeFilesystem;
 use super::interrupts::{InterruptibleAnswer, RequestIdentity};
 use super::permission_check::{AttributeRequest, XattrChange, is_sticky};
@@ -158,7 +159,7 @@ impl VolumeFilesystem {
             Ok(PlannedOperation::new(planned.effects, planned.inode))
         };
         let (client, request) = (Arc::clone(&self.client), RequestIdentity::of(request));
-        self.client.execute(Some(request), &[], plan, move |created| {
+        self.client.execute(Some(request), CatalogWait::Limited, &[], plan, move |created| {
             answer(created.and_then(|inode| client.answer_created(&entry, inode)));
         });
     }
@@ -172,7 +173,10 @@ impl VolumeFilesystem {
     ) {
         let (caller, inode, client) = (CallingThread::of(request), number_of(inode), Arc::clone(&self.client));
         // ftruncate(2) has a handle, and no path.
-        let watch = if attributes.has_handle { None } else { self.client.watch_path(inode) };
+        let (watch, catalog_wait) = match attributes.has_handle {
+            true => (None, CatalogWait::Unlimited),
+            false => (self.client.watch_path(inode), CatalogWait::Limited),
+        };
         let plan = move |namespace: &VolumeNamespace| {
             match attributes.change.size {
                 Some(_) => check_path(watch.as_ref(), caller.thread)?,
@@ -180,9 +184,9 @@ impl VolumeFilesystem {
             }
             let change = caller.check_attributes(namespace, inode, &attributes)?;
             let loss = caller.attribute_privilege_loss(&namespace.inode(inode)?.attributes, &change)?;
-            namespace.plan_set_attributes(inode, change, loss, caller.identity)
+            Ok(PlannedOperation::new(namespace.plan_set_attributes(inode, change, loss, caller.identity)?, ()))
         };
-        self.client.change(Some(RequestIdentity::of(request)), plan, move |changed| {
+        self.client.execute(Some(RequestIdentity::of(request)), catalog_wait, &[], plan, move |changed| {
             answer(changed.and_then(|()| client.attributes(inode)))
         });
     }
@@ -222,7 +226,7 @@ impl VolumeFilesystem {
             Ok(PlannedOperation { data_bytes: logged as usize, ..PlannedOperation::new(effects, written) })
         };
         let (client, request) = (Arc::clone(&self.client), RequestIdentity::of(request));
-        self.client.execute(Some(request), data, plan, move |written| {
+        self.client.execute(Some(request), CatalogWait::Unlimited, data, plan, move |written| {
             if written.is_ok_and(|written| written.loses_bits) {
                 client.invalidate_attributes(number);
             }
@@ -411,12 +415,6 @@ impl VolumeClient {
         let cache_time = self.count_blocks(&mut attributes);
         Ok(CachedAttributes { attributes, cache_time })
     }
-}
-
-/// Number of bytes that pages of a mapping change. Bytes after the end of the file are not part of the mapping. The kernel
-/// writes them if it does not know yet that another client has cut the file.
-fn mapped_bytes(offset: u64, bytes: u32, size: u64) -> u32 {
-    size.saturating_sub(offset).min(bytes.into()) as u32
 }
 
 /// Answers a lookup after a refresh. A thread that repeats an open(2) gets a file that it can open: the lookup is repeated

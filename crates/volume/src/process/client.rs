@@ -359,6 +359,7 @@ fn handle_message(client: &VolumeClient, message: OffloadMessage) {
         OffloadMessage::Committed(point) => client.acknowledge_commit(point),
         OffloadMessage::WriteGranted { term, space } => client.grant_write(term, space),
         OffloadMessage::DiskFull => client.refuse_waiting(),
+        OffloadMessage::GrantDelayed => client.delay_grant(),
         OffloadMessage::ReleaseWrite => client.recall_write(),
         OffloadMessage::Refreshed { request } => client.acknowledge_refresh(request),
         OffloadMessage::RefreshDelayed { request } => client.delay_refresh(request),

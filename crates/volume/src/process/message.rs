@@ -103,6 +103,8 @@ pub(super) enum OffloadMessage {
         /// Number of the request.
         request: u64,
     },
+    /// An attempt to reply to `AcquireWrite` has failed because the catalog cannot be read. Attempts continue.
+    GrantDelayed,
 }
 
 /// The state from which a new client starts.

@@ -105,8 +105,10 @@ fn append(mut file: &File, text: &str) -> io::Result<()> {
 fn without_a_quorum_of_etcd_the_writer_continues() {
     let mut cluster = EtcdCluster::start(NO_DETECTION_MS);
     cluster.mount_again(1, MountOptions { catalog_wait: Duration::ZERO, ..MountOptions::default() });
-    cluster.mount_again(2, MountOptions { stale_reads: true, ..MountOptions::default() });
+    cluster.mount_again(2, MountOptions { stale_reads: true, catalog_wait: Duration::ZERO, ..MountOptions::default() });
     fs::write(cluster.path(0), "one").unwrap();
+    fs::create_dir(cluster.path(0).with_file_name("directory")).unwrap();
+    fs::write(cluster.path(0).with_file_name("directory/old"), "").unwrap();
     let writer = open_to_append(cluster.path(0)).unwrap();
     let (reader, other_writer) = (File::open(cluster.path(1)).unwrap(), open_to_append(cluster.path(1)).unwrap());
     assert_eq!(fs::read_to_string(cluster.path(2)).unwrap(), "one");
@@ -144,17 +146,39 @@ fn without_a_quorum_of_etcd_the_writer_continues() {
     }
     assert!(stale.recv_timeout(WAIT_LIMIT).expect("files can be opened for reading").starts_with("one"));
     assert_eq!(fs::read_to_string(cluster.path(2)).unwrap(), "one, two!");
+    require_refused_changes(cluster.volumes.path(2));
     assert_eq!(other_written.try_recv(), Err(TryRecvError::Empty), "a new writer without a quorum");
 
     cluster.signal_quorum(Signal::CONT);
     other_written.recv_timeout(WAIT_LIMIT).expect("the next writer continues by itself");
     for node in 0..3 {
         assert_eq!(fs::read_to_string(cluster.path(node)).unwrap(), "one, two!, three");
+        assert!(!cluster.path(node).with_file_name("new").exists(), "a refused call was executed later");
     }
     let present = cluster.record();
     assert_eq!((&present.chain, present.epoch), (&record.chain, record.epoch));
     assert_ne!(present.writer, record.writer);
     cluster.volumes.published_tree();
+}
+
+/// With `MountOptions::stale_reads`, the lookup of a name is answered at once, and the change itself waits for the catalog. It
+/// ends, and releases the lock that the kernel takes of the directory meanwhile.
+fn require_refused_changes(mount_point: PathBuf) {
+    // In different directories, because the lock would make one change wait for the other.
+    let (directory, created) = (mount_point.join("directory"), mount_point.join("new"));
+    let renamed = directory.clone();
+    let changes = [
+        start(move || File::create(created).map(drop)),
+        start(move || fs::rename(renamed.join("old"), renamed.join("new"))),
+    ];
+    for change in changes {
+        let error = change.recv_timeout(WAIT_LIMIT).expect("the change ends").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+    }
+    for path in [mount_point, directory] {
+        let listed = start(move || fs::read_dir(path).unwrap().count());
+        assert!(listed.recv_timeout(WAIT_LIMIT).expect("a directory can be listed") > 0);
+    }
 }
 
 /// A replica that does not answer stays in the chain, and the writer waits for it.

@@ -23,12 +23,13 @@ pub(super) struct MountOptionArgs {
     /// While the catalog cannot be read, open files for reading as this node has them.
     ///
     /// Such a file may lack changes of other nodes. Without this option, open(2) waits for --catalog-wait-s, and then fails
-    /// with EIO. Files that are opened for writing are not affected.
+    /// with EIO. Files that are opened for writing are not affected, nor are calls that change a directory.
     #[arg(long)]
     stale_reads: bool,
     /// Time for which open(2) waits while the catalog cannot be read. Then it fails with EIO.
     ///
-    /// The time limit of a request to etcd is 5 s, so an open(2) may wait 5 s longer.
+    /// This is also true of calls that create, rename or remove a name, or change attributes by a path, on a node that is not
+    /// the writer. The time limit of a request to etcd is 5 s, so a call may wait 5 s longer.
     #[arg(long, value_name = "SECONDS", default_value_t = MountOptions::CATALOG_WAIT.as_secs())]
     catalog_wait_s: u64,
 }

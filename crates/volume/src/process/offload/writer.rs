@@ -110,14 +110,23 @@ fn own_number(volume: &ReplicatedVolume, record: &VolumeRecord) -> Option<u16> {
 }
 
 /// Makes the client of this node the writer, however long this takes, and sends the grant. While the disk of a replica is
-/// full, it sends `DiskFull`, and the client refuses its waiting calls.
+/// full, it sends `DiskFull`, and the client refuses its waiting calls. While the catalog cannot be read, it sends
+/// `GrantDelayed`, and the client refuses calls that have waited for their limit.
 pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) {
-    repeat_until_done(volume, sender, "a client waits to write", || match try_grant(volume, number, sender)? {
-        GrantAttempt::Granted => Ok(true),
-        GrantAttempt::Continues => Ok(false),
-        GrantAttempt::DiskFull => {
-            sender.send(&OffloadMessage::DiskFull);
-            Err(PublishWaitError::DiskFull.into())
+    repeat_until_done(volume, sender, "a client waits to write", || {
+        let attempt = try_grant(volume, number, sender).inspect_err(|error| {
+            // If etcd only refuses changes, as with the alarm NOSPACE, the calls wait.
+            if error.is_of_catalog() && volume.node.read_catalog().is_err() {
+                sender.send(&OffloadMessage::GrantDelayed);
+            }
+        });
+        match attempt? {
+            GrantAttempt::Granted => Ok(true),
+            GrantAttempt::Continues => Ok(false),
+            GrantAttempt::DiskFull => {
+                sender.send(&OffloadMessage::DiskFull);
+                Err(PublishWaitError::DiskFull.into())
+            }
         }
     });
 }
