@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use farfork_sys::mount::table::read_own_mounts;
 use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, scratch, unmount_volume, wait};
@@ -232,8 +234,40 @@ fn refusals() {
     first.run_failing(&["volume", "mount", "none", "/nowhere"]).require_mentions(&["volume none", "mkdir"]);
     first.json(&["volume", "create", "data", "--replicas", "n1"]);
     first.run_failing(&["volume", "create", "data", "--replicas", "n1"]).require_mentions(&["volume data"]);
+    refuse_used_mount_point(&cluster);
     first.json(&["volume", "drop", "data"]);
     assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// A directory has one mount of a volume. Only the same volume replaces its mount, after the client has ended.
+fn refuse_used_mount_point(cluster: &Cluster) {
+    let (first, directory) = (cluster.first(), scratch::directory());
+    first.json(&["volume", "create", "other", "--replicas", "n1"]);
+    let mount = VolumeMount::new(cluster, 0, "data", directory.path());
+    let point = mount.directory.to_string_lossy().into_owned();
+    let refuse = |volume: &str| {
+        let refused = first.run_failing(&["volume", "mount", volume, &point]);
+        refused.require_mentions(&[
+            &format!("volume {volume}"),
+            &point,
+            "volume data is mounted there",
+            "volume umount",
+        ]);
+    };
+    refuse("other");
+    refuse("data");
+    for process in volume_processes(&mount.directory).into_iter().filter_map(Pid::from_raw) {
+        // The kernel kills the client of a killed supervisor.
+        let _ = kill_process(process, Signal::KILL);
+    }
+    wait::wait_until("the processes of the mount have ended", SETTLE_LIMIT, || {
+        volume_processes(&mount.directory).is_empty().then_some(())
+    });
+    refuse("other");
+    first.json(&["volume", "mount", "data", &point]);
+    assert_eq!(read_own_mounts().expect("mounts").iter().filter(|found| found.point == mount.directory).count(), 1);
+    mount.end();
+    first.json(&["volume", "drop", "other"]);
 }
 
 pub(crate) fn write_synced(path: &Path, contents: &[u8]) {

@@ -111,6 +111,28 @@ pub fn has_volume_mount(path: &Path) -> io::Result<bool> {
     Ok(mounts.iter().any(|mount| mount.point == path && mount.is_volume()))
 }
 
+/// A volume that is mounted at a path.
+#[derive(Debug)]
+pub struct MountPointVolume {
+    /// The name of the volume.
+    pub name: String,
+    /// The client of the mount has ended, so all calls on it fail.
+    pub is_dead: bool,
+}
+
+/// Finds the volume that is mounted at a path: the topmost one of several.
+///
+/// # Errors
+/// As reading the mounts in proc(5).
+pub fn find_mounted_volume(path: &Path) -> io::Result<Option<MountPointVolume>> {
+    let mounts = read_thread_mounts()?;
+    let mount = mounts.iter().rfind(|mount| mount.point == path && mount.is_volume());
+    Ok(mount.map(|mount| {
+        let name = mount.source.strip_prefix(VOLUME_SOURCE_PREFIX).unwrap_or(&mount.source);
+        MountPointVolume { name: name.to_owned(), is_dead: is_dead(path) }
+    }))
+}
+
 fn is_dead(path: &Path) -> bool {
     statvfs(path).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }

@@ -34,7 +34,8 @@ mod write_permission;
 pub use client::{MountOptions, VolumeClient};
 pub use covered_directory::{protect_covered_directory, release_covered_directory};
 pub use device::{
-    MountPoint, UnmountMode, abort_mount, detach_dead_mounts, has_volume_mount, mount_volume, unmount_volume,
+    MountPoint, MountPointVolume, UnmountMode, abort_mount, detach_dead_mounts, find_mounted_volume, has_volume_mount,
+    mount_volume, unmount_volume,
 };
 pub use filesystem::VolumeFilesystem;
 pub use offload_link::{OffloadLink, OffloadRequest};

@@ -17,7 +17,7 @@ use farfork_api::failure::Failure;
 use farfork_api::v1::{GetVolumeRequest, LocateVolumesRequest};
 use farfork_cluster::catalog::VolumeName;
 use farfork_terminal::privilege;
-use farfork_volume::mount::{protect_covered_directory, release_covered_directory};
+use farfork_volume::mount::{find_mounted_volume, protect_covered_directory, release_covered_directory};
 use farfork_volume::process::{CLIENT_ENDED, MountSupervisor, ProcessRole};
 use rustix::mount::{UnmountFlags, unmount};
 use tokio::signal::unix::{SignalKind, signal};
@@ -82,6 +82,7 @@ impl MountVolume {
             let cause = format!("cannot mount it at {}: {error}", self.directory.display());
             Failure::new(Code::NotFound, &object, cause).with_next_step("name a directory; mkdir -p creates one")
         })?;
+        require_unused_mount_point(&directory, &self.name, &object)?;
         let store = locate_store(global, &self.name, &object)?;
         let mount = MountTarget {
             volume: self.name.as_str(),
@@ -140,6 +141,24 @@ fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
             Err(error) if !is_dead(&error) => Err(error),
             _ => Ok(resolved),
         },
+    }
+}
+
+/// Refuses a directory at which a volume is mounted, because one umount(8) would end both mounts. If the client of the lower
+/// one restarts, it would be mounted on top. A dead mount of the same volume is accepted, and the new mount replaces it.
+fn require_unused_mount_point(directory: &Path, name: &VolumeName, object: &str) -> Result<(), Failure> {
+    let failure = |code, cause: String| Failure::new(code, object, cause);
+    let mounted = find_mounted_volume(directory);
+    let mounted = mounted.map_err(|error| failure(Code::Internal, format!("cannot read the mount table: {error}")))?;
+    match mounted {
+        None => Ok(()),
+        Some(mounted) if mounted.name == name.as_str() && mounted.is_dead => Ok(()),
+        Some(mounted) => {
+            let point = directory.display();
+            let cause = format!("cannot mount it at {point}: volume {} is mounted there", mounted.name);
+            let step = format!("unmount that volume with `farfork volume umount {point}`, or name another directory");
+            Err(failure(Code::AlreadyExists, cause).with_next_step(step))
+        }
     }
 }
 
