@@ -1,14 +1,16 @@
 //! `farfork volume` with a certificate over the network: each command, by each role, through a node without a replica, and
 //! while another node is down.
 
+use std::fs;
 use std::path::Path;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, scratch, wait};
 use crate::members_are_authenticated::{issue, remote};
 use crate::test::Test;
-use crate::volumes_are_replicated::{SETTLE_LIMIT, VolumeMount, write_synced};
+use crate::volumes_are_replicated::{SETTLE_LIMIT, VolumeMount, volume_processes, write_synced};
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("by_each_role", roles),
@@ -79,10 +81,9 @@ fn node_without_replica() {
         (&volume["volume"], &volume["state"], &volume["writer"]),
         (&json!("data"), &json!("ready"), &json!("n1"))
     );
-    let status = request(&["volume", "status", "data"]);
-    let failures: Vec<&Value> =
-        status["replica_states"].as_array().expect("replicas").iter().map(|r| &r["failure"]).collect();
-    assert_eq!(failures, [&Value::Null; 2], "{status}");
+    require_live_replicas(&request(&["volume", "status", "data"]));
+    restart_offload_process(&cluster, 0);
+    require_live_replicas(&request(&["volume", "status", "data"]));
     let checked = request(&["volume", "check", "data"]);
     assert_eq!((&checked["replicas"], &checked["differences"]), (&json!(["n1", "n2"]), &json!([])));
     let file = scratch.path().join("catalog.json");
@@ -97,6 +98,32 @@ fn node_without_replica() {
     assert_eq!(request(&["volume", "drop", "data"]), json!({ "volume": "data" }));
     assert_eq!(request(&["volume", "ls"]), json!({ "volumes": [] }));
     assert_eq!(cluster.stop(), [""; 0]);
+}
+
+fn require_live_replicas(status: &Value) {
+    let replicas = status["replica_states"].as_array().expect("replicas");
+    let failures: Vec<&Value> = replicas.iter().map(|replica| &replica["failure"]).collect();
+    assert_eq!(failures, [&Value::Null; 2], "{status}");
+}
+
+/// Kills the offload process of a node, and waits until the next one answers. Other nodes still have connections to the earlier
+/// one.
+fn restart_offload_process(cluster: &Cluster, node: usize) {
+    let store = cluster.run_dir(node).join("volumes");
+    let offload_process = || {
+        let is_offload = |pid: &i32| {
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split('\0').any(|argument| argument == "offload")
+        };
+        volume_processes(&store).into_iter().find(is_offload).and_then(Pid::from_raw)
+    };
+    let earlier = offload_process().expect("the node serves volumes");
+    kill_process(earlier, Signal::KILL).expect("the process runs");
+    wait::wait_until("the next offload process runs", SETTLE_LIMIT, || {
+        offload_process().filter(|present| *present != earlier).map(drop)
+    });
+    // Waits until the process serves volumes.
+    cluster.node(node).json(&["volume", "status", "data"]);
 }
 
 /// The replica of a node that is down is replaced through the node without a replica, which gets one.

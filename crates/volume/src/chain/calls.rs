@@ -406,6 +406,24 @@ typed_calls! {
     StoreLog = 23 -> StoreAnswer,
 }
 
+/// Whether a call that is executed twice has the same result as one execution. Not true of calls that begin, continue or end
+/// the sending of a log or of a tree.
+pub(super) fn is_idempotent(call: u32) -> bool {
+    matches!(
+        call,
+        CreateReplica::ID
+            | DropReplica::ID
+            | DescribeReplica::ID
+            | HasClient::ID
+            | HasMount::ID
+            | ReleaseWriter::ID
+            | PublishLog::ID
+            | FinishTerm::ID
+            | SaveLastCheck::ID
+            | CommitLog::ID
+    )
+}
+
 /// A request about one volume.
 pub trait VolumeRequest {
     /// The volume.
