@@ -94,8 +94,8 @@ impl EtcdConnection {
         receiver.recv().map_err(|_| io::Error::other("the thread of etcd has ended"))?
     }
 
-    pub(super) fn describe_alarm(&self, alarm: &AlarmMember) -> Option<String> {
-        describe_alarm(alarm, &self.members.urls)
+    pub(super) fn describe_alarm(&self, alarm: &AlarmMember, revision: Option<i64>) -> Option<String> {
+        describe_alarm(alarm, revision, &self.members.urls)
     }
 
     /// Reports changes of keys that begin with `prefix`, until this value is dropped.

@@ -35,7 +35,7 @@ impl FailureContext<'_> {
         let (directory, prefix) = (self.credentials(), &location.prefix);
         let name = self.user.unwrap_or("USER");
         if has(&["database space exceeded", "nospace"]) {
-            return no_space_step(&self.etcdctl());
+            return no_space_step(&self.etcdctl(), None);
         }
         if has(&["corrupt cluster"]) {
             return corruption_step(&self.etcdctl(), "MEMBER");
@@ -129,14 +129,14 @@ impl FailureContext<'_> {
     }
 }
 
-/// Describes an alarm of etcd, with the next step.
-pub(super) fn describe_alarm(alarm: &AlarmMember, urls: &[String]) -> Option<String> {
+/// Describes an alarm of etcd, with the next step. `revision` is the present one, if it is known.
+pub(super) fn describe_alarm(alarm: &AlarmMember, revision: Option<i64>, urls: &[String]) -> Option<String> {
     let (etcdctl, member) = (etcdctl(urls), format!("{:x}", alarm.member_id()));
     match alarm.alarm() {
         AlarmType::None => None,
         AlarmType::Nospace => Some(format!(
             "etcd has the alarm NOSPACE, because member {member} has used its space: {}",
-            no_space_step(&etcdctl)
+            no_space_step(&etcdctl, revision)
         )),
         AlarmType::Corrupt => Some(format!(
             "etcd has the alarm CORRUPT, because the data of member {member} differs: {}",
@@ -145,9 +145,10 @@ pub(super) fn describe_alarm(alarm: &AlarmMember, urls: &[String]) -> Option<Str
     }
 }
 
-fn no_space_step(etcdctl: &str) -> String {
+fn no_space_step(etcdctl: &str, revision: Option<i64>) -> String {
+    let revision = revision.map_or_else(|| "REVISION".to_owned(), |revision| revision.to_string());
     format!(
-        "run `{etcdctl} compact REVISION`, `{etcdctl} defrag` and `{etcdctl} alarm disarm` (`{etcdctl} endpoint status -w json` shows the \
+        "run `{etcdctl} compact {revision}`, `{etcdctl} defrag` and `{etcdctl} alarm disarm` (`{etcdctl} endpoint status -w json` shows the \
          revision), or start etcd with a larger --quota-backend-bytes"
     )
 }

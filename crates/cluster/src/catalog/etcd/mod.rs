@@ -12,7 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{
-    AlarmAction, AlarmType, Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse, TxnResponse,
+    AlarmAction, AlarmType, Compare, CompareOp, GetOptions, GetResponse, KeyValue, Txn, TxnOp, TxnOpResponse,
+    TxnResponse,
 };
 use farfork_wire::NodeName;
 use serde::de::DeserializeOwned;
@@ -122,13 +123,22 @@ impl EtcdCatalog {
 
     /// The `mod_revision` of the key `changes`.
     fn read_last_change(&self) -> Result<i64, CatalogError> {
+        let reply = self.get_changes().map_err(|error| self.store_error("read", error))?;
+        Ok(reply.kvs().first().map_or(0, KeyValue::mod_revision))
+    }
+
+    /// The present revision of etcd; `None` if it cannot be read.
+    fn read_revision(&self) -> Option<i64> {
+        self.get_changes().ok()?.header().map(etcd_client::ResponseHeader::revision)
+    }
+
+    fn get_changes(&self) -> io::Result<GetResponse> {
         let key = self.single_key("changes");
         let reply = self.connection.call(move |mut client| {
             let key = key.clone();
             async move { client.get(key, None).await }
-        });
-        let EtcdReply { reply, .. } = reply.map_err(|error| self.store_error("read", error))?;
-        Ok(reply.kvs().first().map_or(0, KeyValue::mod_revision))
+        })?;
+        Ok(reply.reply)
     }
 
     fn read_all(&self) -> Result<CachedKeys, CatalogError> {
@@ -241,7 +251,9 @@ impl Catalog for EtcdCatalog {
         });
         // A later etcd may want other permissions for this request.
         let reply = reply.inspect_err(|error| tracing::debug!(%error, "the alarms of etcd are not known")).ok()?.reply;
-        reply.alarms().iter().find_map(|alarm| self.connection.describe_alarm(alarm))
+        // Not every reply about alarms has the revision.
+        let alarms = reply.alarms().iter().filter(|alarm| alarm.alarm() != AlarmType::None);
+        alarms.into_iter().find_map(|alarm| self.connection.describe_alarm(alarm, self.read_revision()))
     }
 
     fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError> {
