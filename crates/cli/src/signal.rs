@@ -9,6 +9,18 @@ const NAMES: [&str; 31] = [
     "PWR", "SYS",
 ];
 
+/// The signals that a command forwards to its program or children: those that users and supervisors send. The terminating ones are
+/// first.
+pub(crate) const FORWARDED_SIGNALS: [u32; 7] = [
+    1,  // SIGHUP
+    2,  // SIGINT
+    3,  // SIGQUIT
+    15, // SIGTERM
+    10, // SIGUSR1
+    12, // SIGUSR2
+    18, // SIGCONT
+];
+
 /// Largest signal number, real-time ones included.
 const SIGNAL_MAX: u32 = 64;
 

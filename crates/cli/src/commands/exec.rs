@@ -1,12 +1,11 @@
 //! `farfork exec`: runs a program in the container of a child.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
-use std::thread;
 
 use clap::Args;
 use farfork_api::failure::Failure;
-use farfork_api::limits::{OUTPUT_CHUNK_BYTES, STREAM_MESSAGES_MAX};
+use farfork_api::limits::STREAM_MESSAGES_MAX;
 use farfork_api::v1::exec_input::Input;
 use farfork_api::v1::exec_output::Output;
 use farfork_api::v1::{ExecInput, ExecRequest};
@@ -15,11 +14,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
+use super::stdin;
 use crate::GlobalArgs;
 use crate::output;
-
-/// The forwarded signals: those that users and supervisors send.
-const FORWARDED_SIGNALS: [i32; 7] = [1, 2, 3, 10, 12, 15, 18];
+use crate::signal::FORWARDED_SIGNALS;
 
 /// Run a program in the container of a child.
 ///
@@ -38,7 +36,7 @@ Examples:
 
 Exit status: the status of the program, or 128 plus the number of the signal that killed it. 1 the child or its node refused, 125 the
 container could not be entered, 126 the program cannot be executed, 127 it was not found, 2 wrong usage.")]
-pub(crate) struct Exec {
+pub(crate) struct ExecCommand {
     /// Id of the child.
     child: String,
     /// Give the program the standard input of this command. Otherwise it is empty.
@@ -62,7 +60,7 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-impl Exec {
+impl ExecCommand {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
@@ -76,7 +74,7 @@ impl Exec {
         inputs.send(exec_input(Input::Request(request))).await?;
         forward_signals(&inputs)?;
         if self.stdin {
-            forward_stdin(inputs);
+            stdin::forward_stdin(inputs, |piece| exec_input(piece.map_or(Input::StdinClosed(true), Input::Stdin)));
         } else {
             inputs.send(exec_input(Input::StdinClosed(true))).await?;
         }
@@ -103,33 +101,14 @@ fn exec_input(input: Input) -> ExecInput {
 
 fn forward_signals(inputs: &mpsc::Sender<ExecInput>) -> io::Result<()> {
     for number in FORWARDED_SIGNALS {
-        let (mut signals, inputs) = (signal(SignalKind::from_raw(number))?, inputs.clone());
+        let (mut signals, inputs) = (signal(SignalKind::from_raw(number.cast_signed()))?, inputs.clone());
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
-                if inputs.send(exec_input(Input::Signal(number.cast_unsigned()))).await.is_err() {
+                if inputs.send(exec_input(Input::Signal(number))).await.is_err() {
                     return;
                 }
             }
         });
     }
     Ok(())
-}
-
-/// Starts a thread that forwards standard input. read(2) on a terminal or pipe cannot be cancelled, so the thread ends with
-/// this process.
-fn forward_stdin(inputs: mpsc::Sender<ExecInput>) {
-    thread::spawn(move || {
-        let mut buffer = vec![0; OUTPUT_CHUNK_BYTES];
-        loop {
-            let input = match io::stdin().lock().read(&mut buffer) {
-                Ok(count @ 1..) => Input::Stdin(buffer[..count].to_vec()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Ok(0) | Err(_) => Input::StdinClosed(true),
-            };
-            let is_last = matches!(input, Input::StdinClosed(_));
-            if inputs.blocking_send(exec_input(input)).is_err() || is_last {
-                return;
-            }
-        }
-    });
 }

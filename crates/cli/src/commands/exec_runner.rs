@@ -12,6 +12,8 @@ use rustix::process::{DumpableBehavior, Pid, Signal, kill_process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::signal::FORWARDED_SIGNALS;
+
 /// Exit statuses of env(1) and others: the program was not started, cannot be executed, or was not found.
 const NOT_STARTED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
@@ -19,9 +21,6 @@ const NOT_FOUND: u8 = 127;
 
 /// Added to the number of the signal that killed the program, as shells do.
 const SIGNAL_STATUS: i32 = 128;
-
-/// The forwarded signals.
-const FORWARDED_SIGNALS: [i32; 7] = [1, 2, 3, 10, 12, 15, 18];
 
 /// Run a program in the container of a child. The first line of the standard input describes it; the rest is its input.
 #[derive(Args)]
@@ -75,7 +74,7 @@ fn read_line() -> io::Result<Vec<u8>> {
 async fn run_program(command: Command) -> io::Result<ExitStatus> {
     let (sender, mut signals) = mpsc::unbounded_channel();
     for number in FORWARDED_SIGNALS {
-        let (mut arriving, sender) = (signal(SignalKind::from_raw(number))?, sender.clone());
+        let (mut arriving, sender) = (signal(SignalKind::from_raw(number.cast_signed()))?, sender.clone());
         tokio::spawn(async move {
             while arriving.recv().await.is_some() {
                 let _ = sender.send(number);
@@ -88,7 +87,7 @@ async fn run_program(command: Command) -> io::Result<ExitStatus> {
         tokio::select! {
             status = program.wait() => return status,
             Some(number) = signals.recv() => {
-                if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(number)) {
+                if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(number.cast_signed())) {
                     // The program may just have ended.
                     let _ = kill_process(pid, signal);
                 }

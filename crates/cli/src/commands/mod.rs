@@ -33,6 +33,7 @@ mod rm;
 mod run;
 mod seeds;
 mod settle;
+mod stdin;
 mod unpause;
 mod up;
 mod volume;
@@ -90,7 +91,7 @@ pub(crate) enum Command {
     Nodes(nodes::Nodes),
     Inspect(inspect::Inspect),
     Logs(logs::Logs),
-    Exec(exec::Exec),
+    Exec(exec::ExecCommand),
     Kill(kill::Kill),
     Pause(pause::Pause),
     Unpause(unpause::Unpause),

@@ -73,7 +73,7 @@ fn same_places(cluster: &Cluster) {
         assert_eq!(found.trim(), link.to_string_lossy(), "{kind}");
     }
     assert_eq!(subject.output("cat /proc/self/cgroup"), subject.output("cat /proc/1/cgroup"), "init is in its groups");
-    // What one program writes, the next one reads. The node does not have it.
+    // The second program reads the file that the first one wrote. The node does not have the file.
     subject.output("echo kept > /tmp/written-by-exec");
     assert_eq!(subject.output("cat /tmp/written-by-exec"), "kept\n");
     assert!(!fs::exists("/tmp/written-by-exec").expect("a readable directory"), "it is a file of the child");

@@ -55,8 +55,9 @@ pub(super) async fn exec(
     match child_target(node, &id)? {
         RequestTarget::Local => {
             let child = node.children.get(&id)?;
-            let mut runner = start_runner(&child)?;
+            require_running(&child)?;
             let description = describe_command(&child, request.clone())?;
+            let mut runner = start_runner(&child)?;
             let (pid, stdin) = (runner.id().unwrap_or_default(), runner.stdin.take());
             tokio::spawn(forward_inputs(pid.cast_signed(), stdin, description, inputs));
             Ok(spawn_stream(|sink| async move { forward_output(&child, runner, &sink).await }))
@@ -71,20 +72,23 @@ pub(super) async fn exec(
     }
 }
 
+fn require_running(child: &Child) -> Result<(), Failure> {
+    match &*child.status().borrow() {
+        ChildStatus::Running => Ok(()),
+        ChildStatus::Ended(_) => Err(child.ended_failure()),
+        ChildStatus::Paused => {
+            let failure = child.failure(Code::FailedPrecondition, "it is paused, so nothing in its container runs");
+            Err(failure.with_next_step("continue it with `farfork unpause`"))
+        }
+    }
+}
+
 /// Starts the runner, and moves it into the control groups of the child. It waits for its description. It is killed when the
 /// result is dropped, and the program with it.
 ///
 /// # Errors
-/// The child is not running, or the kernel's error.
+/// The child has ended, or the kernel's error.
 fn start_runner(child: &Child) -> Result<Runner, Failure> {
-    match &*child.status().borrow() {
-        ChildStatus::Running => {}
-        ChildStatus::Ended(_) => return Err(child.ended_failure()),
-        ChildStatus::Paused => {
-            let failure = child.failure(Code::FailedPrecondition, "it is paused, so nothing in its container runs");
-            return Err(failure.with_next_step("continue it with `farfork unpause`"));
-        }
-    }
     // The root of the container may have other files now.
     child.disable_root_reuse();
     let internal = |error: io::Error| child.failure(Code::Internal, format!("its runner: {error}"));

@@ -209,7 +209,7 @@ impl RemoteHost {
 struct ConnectedLine {
     /// The address of the host.
     address: IpAddr,
-    /// What the shell of the user has printed before, joined.
+    /// The lines that the shell of the user has printed before, joined.
     text_before: String,
 }
 

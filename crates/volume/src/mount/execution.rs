@@ -255,7 +255,7 @@ impl VolumeClient {
     fn refuse_operations(&self, error: Errno, is_refused: impl Fn(&WaitingOperation) -> bool) {
         let mut state = self.lock();
         let waiting = std::mem::take(&mut state.waiting.0);
-        let (refused, waiting): (VecDeque<_>, VecDeque<_>) = waiting.into_iter().partition(is_refused);
+        let (refused, waiting) = waiting.into_iter().partition::<VecDeque<_>, _>(is_refused);
         state.waiting.0 = waiting;
         let refuse = |mut operation: WaitingOperation| (operation.step)(self, &mut state, Some(error));
         let answers: Vec<_> = refused.into_iter().filter_map(refuse).collect();

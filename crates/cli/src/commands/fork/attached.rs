@@ -1,14 +1,14 @@
 //! `attach_child`: connects this command to a single child. The child uses this command's standard streams, and the
 //! command exits with the child's exit status. `signals` forwards the signals.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::slice;
 use std::time::{Duration, Instant};
-use std::{slice, thread};
 
 use farfork_api::client::Client;
 use farfork_api::failure::Failure;
-use farfork_api::limits::{OUTPUT_CHUNK_BYTES, STREAM_MESSAGES_MAX};
+use farfork_api::limits::STREAM_MESSAGES_MAX;
 use farfork_api::v1::attach_input::Input;
 use farfork_api::v1::attach_output::Output;
 use farfork_api::v1::exit::How;
@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
+use super::super::stdin;
 use super::signals::{self, SIGPIPE, SIGTERM};
 use crate::output;
 
@@ -28,7 +29,7 @@ pub(super) async fn attach_child(client: &mut Client, child: &Child, with_stdin:
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
     inputs.send(attach_input(Input::Child(child.id.clone()))).await?;
     if with_stdin {
-        forward_stdin(inputs);
+        stdin::forward_stdin(inputs, |piece| attach_input(piece.map_or(Input::StdinClosed(true), Input::Stdin)));
     } else {
         inputs.send(attach_input(Input::StdinClosed(true))).await?;
     }
@@ -103,24 +104,4 @@ impl OutputRelay<'_> {
         }
         Ok(())
     }
-}
-
-/// Starts a thread that forwards standard input. read(2) on a terminal or pipe cannot be cancelled, so the thread ends
-/// with this process.
-fn forward_stdin(inputs: mpsc::Sender<AttachInput>) {
-    thread::spawn(move || {
-        let mut buffer = vec![0; OUTPUT_CHUNK_BYTES];
-        loop {
-            let input = match io::stdin().lock().read(&mut buffer) {
-                Ok(0) => Input::StdinClosed(true),
-                Ok(count) => Input::Stdin(buffer[..count].to_vec()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => Input::StdinClosed(true),
-            };
-            let is_last = matches!(input, Input::StdinClosed(_));
-            if inputs.blocking_send(attach_input(input)).is_err() || is_last {
-                return;
-            }
-        }
-    });
 }

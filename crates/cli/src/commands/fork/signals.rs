@@ -13,20 +13,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
+use crate::signal::FORWARDED_SIGNALS;
+
 pub(super) const SIGPIPE: u32 = 13;
 pub(super) const SIGTERM: u32 = 15;
 const SIGKILL: u32 = 9;
-
-/// The forwarded signals: those that users and supervisors send. The terminating signals are first.
-const FORWARDED_SIGNALS: [u32; 7] = [
-    1,       // SIGHUP
-    2,       // SIGINT
-    3,       // SIGQUIT
-    SIGTERM, //
-    10,      // SIGUSR1
-    12,      // SIGUSR2
-    18,      // SIGCONT
-];
 
 /// The number of terminating signals at the start of [`FORWARDED_SIGNALS`].
 const TERMINATING_COUNT: usize = 4;

@@ -372,13 +372,11 @@ impl<'a> FileTableBuilder<'a> {
     fn build_named_pipe(&mut self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let can_read = flags & O_ACCMODE != O_WRONLY;
         let state = self.pipe_state(fd, can_read)?;
-        let refusal = match state {
-            state if state.has_packets() => Some("packets (O_DIRECT) wait in it, which are not carried"),
-            state if state.is_full_of_parts() => Some(FULL_NAMED_PIPE_REASON),
-            _ => None,
-        };
-        if let Some(reason) = refusal {
-            return self.or_refusal(fd, Err(reason.to_owned()));
+        if state.has_packets() {
+            return self.or_refusal(fd, Err("packets (O_DIRECT) wait in it, which are not carried".to_owned()));
+        }
+        if state.is_full_of_parts() {
+            return self.or_refusal(fd, Err(FULL_NAMED_PIPE_REASON.to_owned()));
         }
         let path = self.path(fd);
         if state.writers != PipeWriters::NeverOpened {
@@ -393,12 +391,12 @@ impl<'a> FileTableBuilder<'a> {
     fn build_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let is_write_end = flags & O_ACCMODE == O_WRONLY;
         let state = self.pipe_state(fd, !is_write_end)?;
+        // The first readable end has the content. If no end is readable, the first end has it.
         let can_be_read = self.tree_states.pipes.contains_key(&fd.inode);
-        let is_first = !self.table.files.iter().any(|file| {
-            matches!(file, OpenFile::Pipe { pipe, is_write_end, .. } if *pipe == fd.inode && !(*is_write_end && can_be_read))
-        });
-        let has_content = is_first && !(is_write_end && can_be_read);
-        let content = if has_content { state.content.clone() } else { Vec::new() };
+        let may_have_content = |is_write_end: bool| !is_write_end || !can_be_read;
+        let has_content = |file: &OpenFile| matches!(file, OpenFile::Pipe { pipe, is_write_end, .. } if *pipe == fd.inode && may_have_content(*is_write_end));
+        let is_first = may_have_content(is_write_end) && !self.table.files.iter().any(has_content);
+        let content = if is_first { state.content.clone() } else { Vec::new() };
         let (capacity, packets) = (state.capacity, Vec::new());
         Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity, content, packets })
     }

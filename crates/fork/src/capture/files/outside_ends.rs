@@ -38,7 +38,7 @@ enum PeerEnd {
     Unix { inode: u64 },
 }
 
-/// What the other end of a TCP connection has done.
+/// The state of the other end of a TCP connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TcpPeerEnd {
     /// It has shut the connection down, and all its data has arrived.

@@ -145,7 +145,7 @@ impl OpenFileStates {
             }
             self.pipes.insert(info.inode, state);
         }
-        if is_pipe && info.flags & O_ACCMODE == O_WRONLY && !self.written_pipes.contains_key(&info.inode) {
+        if is_pipe && info.flags & O_ACCMODE == O_WRONLY && self.pipe(info.inode).is_none() {
             let state = self.read_written_pipe(pid, fd, info.flags)?;
             self.written_pipes.insert(info.inode, state);
         }

@@ -25,9 +25,9 @@ pub(super) fn create_sockets<'a>(
 ) -> Result<Vec<DeferredPair<'a>>, RestoreError> {
     let mut deferred = Vec::new();
     for open_socket @ SocketOpenFile { index, socket } in SocketOpenFile::all(descriptor) {
-        let (address, peer): (&[u8], &[u8]) = match &socket.state {
-            SocketState::UnixPeerOutside { address, peer, .. } => (address, peer),
-            SocketState::PeerOutside { .. } => (&[], &[]),
+        let [address, peer]: [&[u8]; 2] = match &socket.state {
+            SocketState::UnixPeerOutside { address, peer, .. } => [address, peer],
+            SocketState::PeerOutside { .. } => [&[], &[]],
             _ => continue,
         };
         let listener = |name: &[u8]| unix_pair::find_listener(open_file_builder, descriptor, socket.kind, name);
@@ -37,7 +37,7 @@ pub(super) fn create_sockets<'a>(
             continue;
         }
         open_file_builder.set_step(STEP_SOCKET, index);
-        let ends = Ends { open_socket, own_name: address, peers_name: peer };
+        let ends = ClosedPeerEnds { open_socket, own_name: address, peers_name: peer };
         match (own_listener, peers_listener) {
             (Some(listener), _) => ends.accept(open_file_builder, descriptor, listener, around)?,
             (None, Some(listener)) => ends.connect(open_file_builder, descriptor, listener, around)?,
@@ -50,13 +50,13 @@ pub(super) fn create_sockets<'a>(
 
 /// A socket, to be descriptor 0, and its temporary other end, to be descriptor 1.
 #[derive(Debug, Clone, Copy)]
-struct Ends<'a> {
+struct ClosedPeerEnds<'a> {
     open_socket: SocketOpenFile<'a>,
     own_name: &'a [u8],
     peers_name: &'a [u8],
 }
 
-impl<'a> Ends<'a> {
+impl<'a> ClosedPeerEnds<'a> {
     /// Connects the other end to the socket's listener, and accepts the socket.
     fn accept(
         self,

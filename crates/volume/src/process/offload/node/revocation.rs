@@ -28,13 +28,13 @@ impl OffloadNode {
 
     /// Leaves the chains of all volumes, so that the other nodes continue without waiting for this one.
     pub(super) fn leave_chains_if_revoked(&self, contents: &CatalogContents) {
+        if !self.is_revoked() {
+            return;
+        }
         let is_member = |volume: &Arc<ReplicatedVolume>| {
             contents.volumes.get(&volume.key.name).is_some_and(|record| record.chain.contains(&self.name))
         };
         let volumes: Vec<_> = self.lock_volumes().values().filter(|volume| is_member(volume)).cloned().collect();
-        if volumes.is_empty() || !self.is_revoked() {
-            return;
-        }
         for volume in volumes {
             match volume.leave_chain() {
                 Ok(true) => tracing::warn!(volume = %volume.key.name, "this node was revoked, and has left the chain"),
