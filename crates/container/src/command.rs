@@ -39,6 +39,9 @@ impl ContainerCommand {
         let ended = || io::Error::new(io::ErrorKind::NotFound, "the child has ended");
         let pidfd = process.open()?.ok_or_else(ended)?;
         let rights = ProcessRights::of_process(process.pid)?;
+        let oom_score = process::read_line(&format!("/proc/{}/oom_score_adj", process.pid))?;
+        // The program inherits it.
+        std::fs::write("/proc/self/oom_score_adj", oom_score)?;
         let environment = process::read_bytes(&format!("/proc/{}/environ", process.pid))?;
         // All reads above concern this process, not a later one with its pid.
         process.open()?.ok_or_else(ended)?;

@@ -62,6 +62,7 @@ impl ProcessRights {
         let apply = move || {
             self.apply_to_this_process()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            close_on_exec()?;
             filter.as_deref().map_or(Ok(()), install_seccomp_filter)
         };
         // SAFETY: after fork(2), the function only makes system calls. It allocates nothing and takes no lock.
@@ -131,6 +132,14 @@ const RESOURCES: [Resource; 16] = [
 fn set_groups(groups: &[u32]) -> io::Result<()> {
     // SAFETY: setgroups(2) reads `groups.len()` ids.
     let result = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Makes execve(2) close all descriptors except the standard streams: this process may have inherited others.
+fn close_on_exec() -> io::Result<()> {
+    const FIRST: libc::c_uint = 3;
+    // SAFETY: the call only sets flags of descriptors.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

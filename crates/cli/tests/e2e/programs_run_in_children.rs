@@ -73,6 +73,8 @@ fn same_places(cluster: &Cluster) {
         assert_eq!(found.trim(), link.to_string_lossy(), "{kind}");
     }
     assert_eq!(subject.output("cat /proc/self/cgroup"), subject.output("cat /proc/1/cgroup"), "init is in its groups");
+    let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", subject.child.pid)).expect("the child lives");
+    assert_eq!(subject.output("cat /proc/self/oom_score_adj"), score);
     // The second program reads the file that the first one wrote. The node does not have the file.
     subject.output("echo kept > /tmp/written-by-exec");
     assert_eq!(subject.output("cat /tmp/written-by-exec"), "kept\n");
