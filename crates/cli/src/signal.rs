@@ -1,6 +1,11 @@
-//! `Signal`: names of signals (signal(7), x86-64), with or without the prefix `SIG`.
+//! `Signal`: names of signals (signal(7), x86-64), with or without the prefix `SIG`. `forward_signals`: those that a command
+//! forwards.
 
+use std::io;
 use std::str::FromStr;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 
 /// The names of signals 1 to 31.
 const NAMES: [&str; 31] = [
@@ -20,6 +25,23 @@ pub(crate) const FORWARDED_SIGNALS: [u32; 7] = [
     12, // SIGUSR2
     18, // SIGCONT
 ];
+
+/// Starts tasks that send a message for each of [`FORWARDED_SIGNALS`], made from its number, until the receiver is dropped.
+///
+/// # Errors
+/// As signal(2).
+pub(crate) fn forward_signals<T: Send + 'static>(
+    messages: &mpsc::Sender<T>,
+    to_message: fn(u32) -> T,
+) -> io::Result<()> {
+    for number in FORWARDED_SIGNALS {
+        let (mut signals, messages) = (signal(SignalKind::from_raw(number.cast_signed()))?, messages.clone());
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() && messages.send(to_message(number)).await.is_ok() {}
+        });
+    }
+    Ok(())
+}
 
 /// Largest signal number, real-time ones included.
 const SIGNAL_MAX: u32 = 64;

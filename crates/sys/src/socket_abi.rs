@@ -43,6 +43,8 @@ pub const SO_OOBINLINE: u32 = 10;
 pub const SO_NO_CHECK: u32 = 11;
 pub const SO_PRIORITY: u32 = 12;
 pub const SO_LINGER: u32 = 13;
+/// Value of SO_LINGER (`struct linger` with 0 s) with which close(2) resets a connection.
+pub const LINGER_OF_RESET: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 pub const SO_REUSEPORT: u32 = 15;
 pub const SO_PASSCRED: u32 = 16;
 pub const SO_PEERCRED: u32 = 17;

@@ -9,7 +9,6 @@ use farfork_api::limits::STREAM_MESSAGES_MAX;
 use farfork_api::v1::exec_input::Input;
 use farfork_api::v1::exec_output::Output;
 use farfork_api::v1::{ExecInput, ExecRequest};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
@@ -17,7 +16,7 @@ use tonic::Code;
 use super::stdin;
 use crate::GlobalArgs;
 use crate::output;
-use crate::signal::FORWARDED_SIGNALS;
+use crate::signal::forward_signals;
 
 /// Run a program in the container of a child.
 ///
@@ -72,7 +71,7 @@ impl ExecCommand {
             directory: self.directory,
         };
         inputs.send(exec_input(Input::Request(request))).await?;
-        forward_signals(&inputs)?;
+        forward_signals(&inputs, |number| exec_input(Input::Signal(number)))?;
         if self.stdin {
             stdin::forward_stdin(inputs, |piece| exec_input(piece.map_or(Input::StdinClosed(true), Input::Stdin)));
         } else {
@@ -97,18 +96,4 @@ impl ExecCommand {
 
 fn exec_input(input: Input) -> ExecInput {
     ExecInput { input: Some(input) }
-}
-
-fn forward_signals(inputs: &mpsc::Sender<ExecInput>) -> io::Result<()> {
-    for number in FORWARDED_SIGNALS {
-        let (mut signals, inputs) = (signal(SignalKind::from_raw(number.cast_signed()))?, inputs.clone());
-        tokio::spawn(async move {
-            while signals.recv().await.is_some() {
-                if inputs.send(exec_input(Input::Signal(number))).await.is_err() {
-                    return;
-                }
-            }
-        });
-    }
-    Ok(())
 }

@@ -9,10 +9,9 @@ use std::process::{Command, ExitCode, ExitStatus};
 use clap::Args;
 use farfork_container::ContainerCommand;
 use rustix::process::{DumpableBehavior, Pid, Signal, kill_process};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::signal::FORWARDED_SIGNALS;
+use crate::signal::{FORWARDED_SIGNALS, forward_signals};
 
 /// Exit statuses of env(1) and others: the program was not started, cannot be executed, or was not found.
 const NOT_STARTED: u8 = 125;
@@ -72,15 +71,8 @@ fn read_line() -> io::Result<Vec<u8>> {
 
 /// Starts the program, forwards signals to it, and waits for its end.
 async fn run_program(command: Command) -> io::Result<ExitStatus> {
-    let (sender, mut signals) = mpsc::unbounded_channel();
-    for number in FORWARDED_SIGNALS {
-        let (mut arriving, sender) = (signal(SignalKind::from_raw(number.cast_signed()))?, sender.clone());
-        tokio::spawn(async move {
-            while arriving.recv().await.is_some() {
-                let _ = sender.send(number);
-            }
-        });
-    }
+    let (sender, mut signals) = mpsc::channel(FORWARDED_SIGNALS.len());
+    forward_signals(&sender, |number| number)?;
     let mut program = tokio::process::Command::from(command).spawn()?;
     let pid = program.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
     loop {

@@ -27,9 +27,9 @@ place() {
     mv -f -T -- "$1" "$2"
 }"#;
 
-/// Replaces file $1 by the standard input, which has the digest $2, with the mode $3 and the marker $4 $5. A connection that ends early must not
-/// leave a part of the file, nor end the shell by SIGPIPE before its trap. Directories above it are for all users, as programs
-/// of other users need them, but only their owner can write them.
+/// Replaces file $1 by the standard input, which has the digest $2, with the mode $3 and the marker $4 $5. A connection that ends
+/// early must not leave a part of the file, nor end the shell by SIGPIPE before its trap. Directories above it are for all users,
+/// as programs of other users need them, but only their owner can write them.
 const REPLACE_SCRIPT: &str = r#"
 trap '' PIPE
 umask g-w,o-w && mkdir -p -- "$(dirname -- "$1")" || exit 1

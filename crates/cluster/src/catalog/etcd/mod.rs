@@ -252,8 +252,8 @@ impl Catalog for EtcdCatalog {
         // A later etcd may want other permissions for this request.
         let reply = reply.inspect_err(|error| tracing::debug!(%error, "the alarms of etcd are not known")).ok()?.reply;
         // Not every reply about alarms has the revision.
-        let alarms = reply.alarms().iter().filter(|alarm| alarm.alarm() != AlarmType::None);
-        alarms.into_iter().find_map(|alarm| self.connection.describe_alarm(alarm, self.read_revision()))
+        let mut alarms = reply.alarms().iter().filter(|alarm| alarm.alarm() != AlarmType::None);
+        alarms.find_map(|alarm| self.connection.describe_alarm(alarm, self.read_revision()))
     }
 
     fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError> {

@@ -74,12 +74,7 @@ fn bind_in_repair(syscall_builder: &mut super::SyscallBuilder<'_>, address: &[u8
         if is_bound {
             syscall_builder.call_expecting(0, abi::BIND, &[value(0_u32), own, value(address.len() as u64)]);
         }
-        let at = syscall_builder.bytes_argument(&word.to_ne_bytes())?;
-        syscall_builder.call_expecting(
-            0,
-            abi::SETSOCKOPT,
-            &[value(0_u32), value(IPPROTO_TCP), value(TCP_REPAIR), at, value(4_u32)],
-        );
+        socket_options::set_u32_option(syscall_builder, 0, (IPPROTO_TCP, TCP_REPAIR), word)?;
     }
     Ok(())
 }

@@ -10,8 +10,8 @@ use zerocopy::IntoBytes;
 use super::super::RestoreError;
 use super::open_files::SocketOpenFile;
 use super::socket::{SOCK_CLOEXEC, SocketContext, bind_socket, connect_without_route, loopback_address};
-use super::socket_options::set_options;
-use super::tcp_connection::{TCP_REPAIR_OFF_NO_WP, set_u32_option, with_port};
+use super::socket_options::{set_options, set_u32_option};
+use super::tcp_connection::{TCP_REPAIR_OFF_NO_WP, with_port};
 use super::{SyscallBuilder, abi, value};
 
 /// Creates the socket as descriptor 0. `shown_port` is the port that getsockname(2) shows even if the socket is unbound.

@@ -7,8 +7,9 @@ use farfork_wire::descriptor::SocketState;
 
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
+use super::SyscallBuilder;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
-use super::{SyscallBuilder, abi, value};
+use super::socket_options::set_u32_option;
 
 /// Whether a listening socket needs SO_REUSEPORT to be bound, but did not have the option at capture.
 pub(super) fn needs_reuse_port(descriptor: &Descriptor, open_socket: SocketOpenFile<'_>) -> bool {
@@ -28,10 +29,7 @@ pub(super) fn set_reuse_port(
     fd: u32,
     is_on: bool,
 ) -> Result<(), RestoreError> {
-    let word = syscall_builder.bytes_argument(&u32::from(is_on).to_ne_bytes())?;
-    let set = [value(fd), value(SOL_SOCKET), value(SO_REUSEPORT), word, value(4_u32)];
-    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &set);
-    Ok(())
+    set_u32_option(syscall_builder, fd, (SOL_SOCKET, SO_REUSEPORT), is_on.into())
 }
 
 /// Clears SO_REUSEPORT again, when all sockets are bound.

@@ -2,8 +2,8 @@
 //! SO_PEERCRED returns. The other modules of this directory create special cases.
 
 use farfork_sys::socket_abi::{
-    AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPV6_FREEBIND, SO_BINDTODEVICE, SO_LINGER,
-    SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET,
+    AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPV6_FREEBIND, LINGER_OF_RESET, SO_BINDTODEVICE,
+    SO_LINGER, SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET,
 };
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{
@@ -17,7 +17,7 @@ use super::super::plan_layout::STEP_SOCKET;
 use super::ancillary_messages;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket_file::FileBoundSocket;
-use super::socket_options::set_options;
+use super::socket_options::{set_option, set_options, set_u32_option};
 use super::{
     SyscallBuilder, abi, accept_queue, disconnected_tcp, refused_connection, reuse_port, socket_file, tcp_connection,
     unix_closed_peer, unix_datagram, unix_pair, value,
@@ -243,16 +243,11 @@ pub(super) fn connect_without_route(
     if has(BINDTODEVICE_OPTION) {
         return connect(syscall_builder);
     }
-    let set = |syscall_builder: &mut SyscallBuilder<'_>, (level, name): (u32, u32), value_of: &[u8]| {
-        let (bytes, length) = (syscall_builder.bytes_argument(value_of)?, value(value_of.len() as u64));
-        syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(name), bytes, length]);
-        Ok::<(), RestoreError>(())
-    };
-    set(syscall_builder, TRANSPARENT_OPTION, &1_u32.to_ne_bytes())?;
-    set(syscall_builder, BINDTODEVICE_OPTION, b"lo\0")?;
+    set_u32_option(syscall_builder, 0, TRANSPARENT_OPTION, 1)?;
+    set_option(syscall_builder, 0, BINDTODEVICE_OPTION, b"lo\0")?;
     connect(syscall_builder)?;
-    set(syscall_builder, BINDTODEVICE_OPTION, b"\0")?;
-    set(syscall_builder, TRANSPARENT_OPTION, &u32::from(has(TRANSPARENT_OPTION)).to_ne_bytes())
+    set_option(syscall_builder, 0, BINDTODEVICE_OPTION, b"\0")?;
+    set_u32_option(syscall_builder, 0, TRANSPARENT_OPTION, has(TRANSPARENT_OPTION).into())
 }
 
 /// Binds a socket to its address, if it has one.
@@ -276,15 +271,12 @@ pub(super) fn bind_socket(
         return Ok(());
     }
     // The child's network may lack the parent's address: bind it nevertheless (IP_FREEBIND).
-    let (level, free) = if socket.family == AF_INET6 { (SOL_IPV6, IPV6_FREEBIND) } else { (SOL_IP, IP_FREEBIND) };
-    let (on, length) = (syscall_builder.bytes_argument(&1_u32.to_ne_bytes())?, value(4_u32));
-    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), on, length]);
+    let freebind = if socket.family == AF_INET6 { (SOL_IPV6, IPV6_FREEBIND) } else { (SOL_IP, IP_FREEBIND) };
+    set_u32_option(syscall_builder, 0, freebind, 1)?;
     syscall_builder.call_expecting(0, abi::BIND, &bound);
     // Both names set one flag, which is captured under its IPv4 name.
     let before = socket.options.iter().any(|option| (option.level, option.name) == (SOL_IP, IP_FREEBIND));
-    let word = syscall_builder.bytes_argument(&u32::from(before).to_ne_bytes())?;
-    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), word, length]);
-    Ok(())
+    set_u32_option(syscall_builder, 0, freebind, before.into())
 }
 
 /// Sends the data that `to` had received. `from` is the descriptor of the other end.
@@ -317,13 +309,8 @@ pub(super) fn grow_send_buffer(
         return Ok(());
     }
     let bytes: usize = to.received_messages.iter().map(|message| message.bytes.len() + MESSAGE_OVERHEAD_BYTES).sum();
-    let room = syscall_builder.bytes_argument(&i32::try_from(bytes).unwrap_or(i32::MAX / 2).to_ne_bytes())?;
-    syscall_builder.call_expecting(
-        0,
-        abi::SETSOCKOPT,
-        &[value(from), value(SOL_SOCKET), value(SO_SNDBUFFORCE), room, value(4_u32)],
-    );
-    Ok(())
+    let room = i32::try_from(bytes).unwrap_or(i32::MAX / 2);
+    set_u32_option(syscall_builder, from, (SOL_SOCKET, SO_SNDBUFFORCE), room.cast_unsigned())
 }
 
 /// Sends a byte from a socket whose connection was reset. The other end is then closed with this byte unread, which
@@ -363,12 +350,7 @@ fn create_reset(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Re
     syscall_builder.call_expecting(0, abi::GETSOCKNAME, &[value(1_u32), address, length_word]);
     syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), address, value(length)]);
     syscall_builder.call_expecting(2, abi::ACCEPT4, &[value(1_u32), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
-    let at_once = syscall_builder.words_argument(&[1])?;
-    syscall_builder.call_expecting(
-        0,
-        abi::SETSOCKOPT,
-        &[value(2_u32), value(SOL_SOCKET), value(SO_LINGER), at_once, value(8_u32)],
-    );
+    set_option(syscall_builder, 2, (SOL_SOCKET, SO_LINGER), &LINGER_OF_RESET)?;
     syscall_builder.call_expecting(0, abi::CLOSE, &[value(2_u32)]);
     syscall_builder.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
     Ok(())

@@ -29,6 +29,28 @@ const IDLE_OPTIONS: [(u32, u32); 6] = [
 const CONNECTED_OPTIONS: [(u32, u32); 3] =
     [(IPPROTO_TCP, TCP_TX_DELAY), (SOL_SOCKET, SO_TIMESTAMPING), (SOL_SOCKET, SO_TIMESTAMPING_NEW)];
 
+/// Sets an option of a descriptor to a number.
+pub(super) fn set_u32_option(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    fd: u32,
+    option: (u32, u32),
+    word: u32,
+) -> Result<(), RestoreError> {
+    set_option(syscall_builder, fd, option, &word.to_ne_bytes())
+}
+
+/// Sets an option, given as level and name, of a descriptor.
+pub(super) fn set_option(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    fd: u32,
+    (level, name): (u32, u32),
+    bytes: &[u8],
+) -> Result<(), RestoreError> {
+    let (at, length) = (syscall_builder.bytes_argument(bytes)?, bytes.len() as u64);
+    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(fd), value(level), value(name), at, value(length)]);
+    Ok(())
+}
+
 /// Sets the options that `wanted` selects.
 pub(super) fn set_options(
     syscall_builder: &mut SyscallBuilder<'_>,

@@ -6,9 +6,9 @@ use std::collections::HashSet;
 use std::io;
 
 use farfork_sys::socket_abi::{
-    AF_INET, AF_INET6, IPPROTO_TCP, IPV6_V6ONLY, SO_BUF_LOCK, SO_LINGER, SO_RCVBUFFORCE, SOL_IPV6, SOL_SOCKET,
-    TCP_FASTOPEN, TCP_QUEUE_SEQ, TCP_RECV_QUEUE, TCP_REPAIR, TCP_REPAIR_OPTIONS, TCP_REPAIR_QUEUE, TCP_REPAIR_WINDOW,
-    TCP_SEND_QUEUE,
+    AF_INET, AF_INET6, IPPROTO_TCP, IPV6_V6ONLY, LINGER_OF_RESET, SO_BUF_LOCK, SO_LINGER, SO_RCVBUFFORCE, SOL_IPV6,
+    SOL_SOCKET, TCP_FASTOPEN, TCP_QUEUE_SEQ, TCP_RECV_QUEUE, TCP_REPAIR, TCP_REPAIR_OPTIONS, TCP_REPAIR_QUEUE,
+    TCP_REPAIR_WINDOW, TCP_SEND_QUEUE,
 };
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Socket, SocketOption, SocketState, parse_internet_address};
@@ -19,7 +19,7 @@ use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket::{loopback_address, send_received, set_nonblocking, shutdown_socket};
-use super::socket_options::{MAXSEG_OPTION, set_options};
+use super::socket_options::{MAXSEG_OPTION, set_option, set_options, set_u32_option};
 use super::{SyscallBuilder, abi, value};
 
 /// IPV6_V6ONLY, which can be set only before a socket has an address.
@@ -148,9 +148,6 @@ fn end_connection(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> 
 
 const SHUT_WR: u32 = 1;
 
-/// `struct linger` with which close(2) resets a connection.
-const LINGER_OF_RESET: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
-
 /// Initial sequence number of a connection on which no more data is sent.
 const INITIAL_SEQUENCE: u32 = 1;
 
@@ -262,24 +259,4 @@ fn set_repair_options(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, family:
     let scales = WINDOW_SCALE | WINDOW_SCALE << 16;
     let options = [TCPOPT_MSS, segment_bytes, TCPOPT_WINDOW, scales, TCPOPT_SACK_PERM, 0, TCPOPT_TIMESTAMP, 0];
     set_option(syscall_builder, fd, (IPPROTO_TCP, TCP_REPAIR_OPTIONS), options.as_bytes())
-}
-
-pub(super) fn set_u32_option(
-    syscall_builder: &mut SyscallBuilder<'_>,
-    fd: u32,
-    option: (u32, u32),
-    word: u32,
-) -> Result<(), RestoreError> {
-    set_option(syscall_builder, fd, option, &word.to_ne_bytes())
-}
-
-fn set_option(
-    syscall_builder: &mut SyscallBuilder<'_>,
-    fd: u32,
-    (level, name): (u32, u32),
-    bytes: &[u8],
-) -> Result<(), RestoreError> {
-    let (at, length) = (syscall_builder.bytes_argument(bytes)?, bytes.len() as u64);
-    syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(fd), value(level), value(name), at, value(length)]);
-    Ok(())
 }

@@ -26,6 +26,7 @@ pub(super) fn create_sockets<'a>(
     let mut deferred = Vec::new();
     for open_socket @ SocketOpenFile { index, socket } in SocketOpenFile::all(descriptor) {
         let [address, peer]: [&[u8]; 2] = match &socket.state {
+            _ if socket.family != AF_UNIX => continue,
             SocketState::UnixPeerOutside { address, peer, .. } => [address, peer],
             SocketState::PeerOutside { .. } => [&[], &[]],
             _ => continue,
@@ -33,7 +34,7 @@ pub(super) fn create_sockets<'a>(
         let listener = |name: &[u8]| unix_pair::find_listener(open_file_builder, descriptor, socket.kind, name);
         let (own_listener, peers_listener) = (listener(address), listener(peer));
         let has_listener = own_listener.is_some() || peers_listener.is_some();
-        if socket.family != AF_UNIX || has_listener != through_listeners {
+        if has_listener != through_listeners {
             continue;
         }
         open_file_builder.set_step(STEP_SOCKET, index);
@@ -76,12 +77,7 @@ impl<'a> ClosedPeerEnds<'a> {
         })?;
         socket_file::bind_name(syscalls, 1, self.peers_name, around.objects)?;
         let through = socket_file::resolve_socket_address(descriptor, socket.kind, self.own_name);
-        run_as_creator(syscalls, creator, |syscalls| {
-            let bytes = syscalls.bytes_argument(&through)?;
-            syscalls.call_expecting(0, abi::CONNECT, &[value(1_u32), bytes, value(through.len() as u64)]);
-            syscalls.call_expecting(0, abi::ACCEPT4, &accept_arguments(listener));
-            Ok(())
-        })
+        run_as_creator(syscalls, creator, |syscalls| unix_pair::connect_through(syscalls, 1, &through, listener))
     }
 
     /// Connects the socket to the listener of the other end, and accepts the other end.
@@ -97,10 +93,7 @@ impl<'a> ClosedPeerEnds<'a> {
         syscalls.call_expecting(0, abi::SOCKET, &new_socket(socket));
         socket_file::bind_name(syscalls, 0, self.own_name, around.objects)?;
         let through = socket_file::resolve_socket_address(descriptor, socket.kind, self.peers_name);
-        let bytes = syscalls.bytes_argument(&through)?;
-        syscalls.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(through.len() as u64)]);
-        syscalls.call_expecting(1, abi::ACCEPT4, &accept_arguments(listener));
-        Ok(())
+        unix_pair::connect_through(syscalls, 0, &through, listener)
     }
 
     /// Creates the two ends without a listener.
@@ -155,9 +148,4 @@ impl<'a> ClosedPeerEnds<'a> {
 /// The arguments of socket(2).
 fn new_socket(socket: &Socket) -> [SyscallArgument; 3] {
     [value(socket.family), value(socket.kind | SOCK_CLOEXEC), value(socket.protocol)]
-}
-
-/// The arguments of accept4(2).
-fn accept_arguments(listener: u32) -> [SyscallArgument; 4] {
-    [value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]
 }

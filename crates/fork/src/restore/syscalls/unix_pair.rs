@@ -94,20 +94,27 @@ fn connect_pair(
         // Bind with the stub's credentials: the child may not own the socket's file.
         bind_socket(open_file_builder.syscalls, open_socket, around)?;
         run_as_creator(open_file_builder.syscalls, creator, |syscall_builder| {
-            let (bytes, length) = (syscall_builder.bytes_argument(&through)?, through.len() as u64);
-            syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
-            syscall_builder.call_expecting(
-                1,
-                abi::ACCEPT4,
-                &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)],
-            );
-            Ok(())
+            connect_through(syscall_builder, 0, &through, listener)
         })
     } else {
         run_as_creator(open_file_builder.syscalls, around.creator(index), |syscall_builder| {
             create_pair(syscall_builder, socket, kind)
         })
     }
+}
+
+/// Connects descriptor `client`, which is 0 or 1, to the address of a listening socket. The accepted socket is the other one.
+pub(super) fn connect_through(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    client: u32,
+    address: &[u8],
+    listener: u32,
+) -> Result<(), RestoreError> {
+    let accept = [value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)];
+    let bytes = syscall_builder.bytes_argument(address)?;
+    syscall_builder.call_expecting(0, abi::CONNECT, &[value(client), bytes, value(address.len() as u64)]);
+    syscall_builder.call_expecting(u64::from(1 - client), abi::ACCEPT4, &accept);
+    Ok(())
 }
 
 /// Creates two connected Unix sockets of the kind of `socket`, as descriptors 0 and 1.

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use farfork_sys::sock_diag::{SockDiag, UnacceptedTcp};
-use farfork_sys::socket_abi::{AF_INET, AF_INET6, IPPROTO_TCP, SO_LINGER, SOCK_STREAM, SOL_SOCKET};
+use farfork_sys::socket_abi::{AF_INET, AF_INET6, IPPROTO_TCP, LINGER_OF_RESET, SO_LINGER, SOCK_STREAM, SOL_SOCKET};
 use farfork_wire::descriptor::{Socket, SocketOption, SocketState, encode_internet_address, parse_internet_address};
 
 use super::tcp::{TcpState, canonical};
@@ -96,8 +96,6 @@ fn waiting_end(client: SocketAddr, server: SocketAddr) -> Socket {
 /// Builds the clients that have reset a connection that waits to be accepted. Such connections are those of the accept queues
 /// that the kernel does not report. Their addresses are unknown, so a client has a port that its kernel chooses.
 fn reset_ends(listeners: &[(&SocketContents, &TcpState)]) -> Vec<Socket> {
-    /// `struct linger`: close(2) resets the connection.
-    const RESET_AT_CLOSE: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
     let mut ports: BTreeMap<(u32, u16), (SocketAddr, u32, u32)> = BTreeMap::new();
     for (contents, tcp) in listeners {
         let Some(mut own) = parse_internet_address(&contents.address) else { continue };
@@ -113,7 +111,7 @@ fn reset_ends(listeners: &[(&SocketContents, &TcpState)]) -> Vec<Socket> {
     }
     let ends = ports.into_values().flat_map(|(server, queued, unreset)| {
         let end = waiting_end(SocketAddr::new(server.ip(), 0), server);
-        let linger = SocketOption { level: SOL_SOCKET, name: SO_LINGER, value: RESET_AT_CLOSE.to_vec() };
+        let linger = SocketOption { level: SOL_SOCKET, name: SO_LINGER, value: LINGER_OF_RESET.to_vec() };
         let end = Socket { options: vec![linger], shutdown_flags: 0, ..end };
         std::iter::repeat_n(end, queued.saturating_sub(unreset) as usize)
     });
